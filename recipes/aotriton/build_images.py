@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compile AOTriton's kernels and pack them, by upstream's own code, without its build graph.
+"""Compile AOTriton's kernels and pack them with upstream's code, but without upstream's CMake.
 
-Upstream's CMake starts one Python per kernel: importing Triton then costs a third of the build.
-It also clones a repository that gfx1151 has no use for, and its images wait for HIP, which they
-do not contain. Here the same compiler (v3python/compile.py) runs with the same arguments in a few
-long-lived processes, and kernels of the same MLIR share it. The object files are byte for byte
-those of upstream's path.
+Upstream's CMake starts one Python process per kernel, so that importing Triton takes a third of the
+time. It also clones a repository that gfx1151 does not need, and requires HIP, although the images
+do not contain HIP. This program runs the same compiler (v3python/compile.py) with the same
+arguments in a few long-lived processes. Kernels with the same MLIR share it. The object files are
+identical to upstream's.
 
-Finished kernels stay in Triton's own cache, TRITON_CACHE_DIR: a killed build goes on from there.
+Finished kernels stay in Triton's cache, TRITON_CACHE_DIR. After a killed build, the next build uses
+them.
 """
 
 import argparse
@@ -29,14 +30,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 COMPILE_ENVIRONMENT = {
-    # what upstream's CMake sets
+    # Upstream's CMake sets these two.
     "TRITON_F32_DEFAULT": "ieee",
     "TRITON_STORE_BINARY_ONLY": "1",
-    # Debug sections hold the path of the build folder: no two builds would be alike. They are a
-    # third of each file. Code, descriptors and metadata are the same without them.
+    # Omit debug sections, which are a third of each file. They contain the path of the build
+    # folder, so builds could not be compared. Code, descriptors and metadata do not change.
     "TRITON_DISABLE_LINE_INFO": "1",
 }
-# LLVM's arenas grow with every kernel; a fresh process from time to time bounds the memory.
+# LLVM's arenas grow with every kernel. To limit the memory, processes are replaced after this many
+# groups of kernels.
 GROUPS_PER_PROCESS = 100
 PROGRESS_SECONDS = 30
 
@@ -45,8 +47,8 @@ class Done(NamedTuple):
     """A finished kernel.
 
     Attributes:
-        cpu_seconds: The CPU time that it took.
-        cached: Triton's cache already had it.
+        cpu_seconds: The CPU time in seconds.
+        cached: Whether Triton's cache already had the kernel.
     """
 
     cpu_seconds: float
@@ -95,14 +97,14 @@ def require_triton() -> None:
 
 
 def choose(build: Path, patterns: list[str]) -> None:
-    """Remove all but some images from Bare.cluster, and their kernels from Bare.compile.
+    """Keep only some images in Bare.cluster, and only their kernels in Bare.compile.
 
     Args:
         build: The folder of both files.
-        patterns: How the names FAMILY/NAME of the images begin.
+        patterns: Regular expressions for the beginnings of the images' names FAMILY/NAME.
 
     Raises:
-        SystemExit: No image's name begins like a pattern.
+        SystemExit: A pattern matches no image.
     """
     cluster = build / "Bare.cluster"
     all_images = cluster.read_text().splitlines()
@@ -114,7 +116,7 @@ def choose(build: Path, patterns: list[str]) -> None:
         if not matching:
             unmatched.append(pattern)
     if unmatched:
-        raise SystemExit(f"no image of AOTriton's begins like {' or '.join(unmatched)}")
+        raise SystemExit(f"AOTriton has no image whose name matches {' or '.join(unmatched)}")
     kernels = set()
     for rule in images:
         kernels.update(rule.split(";")[4:])
@@ -135,13 +137,13 @@ def _write_lines(file: Path, lines: list[str]) -> None:
 
 
 def _run_module(source: Path, name: str, *arguments: object) -> None:
-    """Run a program of upstream's."""
+    """Run one of upstream's programs."""
     command = [sys.executable, "-X", "utf8", "-m", f"v3python.{name}", *map(str, arguments)]
     subprocess.run(command, cwd=source, check=True)
 
 
 def compile_arguments(rule: str) -> list[str]:
-    """Return the command line that upstream's CMake makes of a line of Bare.compile."""
+    """Return the command line that upstream's CMake would make from a line of Bare.compile."""
     _, _, out, path, name, warps, stages, waves, target, signature = rule.split(";")
     options = {
         "--kernel_name": name,
@@ -158,7 +160,7 @@ def compile_arguments(rule: str) -> list[str]:
 
 
 def start_worker(source: str) -> None:
-    """Prepare a process: upstream's modules, Triton's cache hits, and shared MLIR.
+    """Prepare a process: find upstream's modules, record Triton's cache hits, and share MLIR.
 
     Args:
         source: AOTriton's source tree.
@@ -176,11 +178,12 @@ def start_worker(source: str) -> None:
 
 
 def share_mlir() -> None:
-    """Let a kernel that differs from the last one in waves_per_eu alone start from its MLIR.
+    """Patch Triton so that a kernel reuses the previous MLIR if only waves_per_eu differs.
 
-    19,187 kernels have 7,803 sets of MLIR: LLVM is the first to read that value, as an attribute of
-    the function that the LLVM dialect is translated into. The translation leaves the module as it
-    is, so the next kernel takes it, and all passes are left out.
+    With this, 19,187 kernels need only 7,803 MLIR modules. MLIR does not depend on waves_per_eu: it
+    becomes an attribute of the LLVM function when the LLVM dialect is translated to LLVM IR. The
+    translation does not change the module. So the next kernel uses the module again, and no MLIR
+    pass runs.
     """
     from triton._C.libtriton import ir
     from triton.backends.amd.compiler import HIPBackend
@@ -224,12 +227,12 @@ class LastKernel:
     """The kernel that was compiled last.
 
     Attributes:
-        key: A digest of all that its MLIR depends on.
-        module: Its MLIR.
-        context: What the module lives in.
+        key: A digest of everything that its MLIR depends on.
+        module: Its MLIR module.
+        context: The MLIR context of the module, which has to be kept alive.
         descriptors: The metadata of its tensor descriptors.
-        is_complete: All passes have run.
-        is_shared: The kernel that is being compiled takes its MLIR.
+        is_complete: Whether all passes have run.
+        is_shared: Whether the kernel that is being compiled uses this module.
     """
 
     key: object = None
@@ -241,18 +244,18 @@ class LastKernel:
 
 
 def mlir_of(rule: str) -> list[str]:
-    """Return what rules with the same MLIR have in common: all but name and waves_per_eu."""
+    """Return a key that is equal for rules with the same MLIR: all but name and waves_per_eu."""
     fields = rule.split(";")
     return [*fields[3:7], *fields[8:]]
 
 
 def compile_kernels(rules: list[str]) -> list[Done]:
-    """Compile rules of the same MLIR. Raises RuntimeError that names the kernel."""
+    """Compile rules with the same MLIR. Raise RuntimeError, naming the kernel, if one fails."""
     return [compile_kernel(rule) for rule in rules]
 
 
 def compile_kernel(rule: str) -> Done:
-    """Run upstream's compiler on one rule. Raises RuntimeError that names the kernel."""
+    """Run upstream's compiler on one rule. Raise RuntimeError, naming the kernel, if it fails."""
     from v3python import compile as compiler
 
     arguments = compile_arguments(rule)
@@ -271,7 +274,7 @@ def pack(rules: list[str], images: str) -> list[Done]:
     """Pack the kernels of a line of Bare.cluster into an image file (AKS2).
 
     Args:
-        rules: The line, alone.
+        rules: A list with only this line.
         images: The folder aotriton.images.
     """
     from v3python import aks2
@@ -292,24 +295,25 @@ def in_processes(
     groups: list[list[str]],
     *arguments: str,
 ) -> Iterator[Done]:
-    """Work on groups of rules in several processes, with a line of progress now and then.
+    """Process groups of rules in several processes, and print the progress from time to time.
 
-    Stops at the first failure and names it: an image without one of its kernels fails on the GPU
-    only when that kernel is called.
+    The first failure ends the program with a message. Otherwise an image could lack a kernel, which
+    would be noticed only when that kernel is called on a GPU.
 
     Args:
         jobs: The number of processes.
         source: AOTriton's source tree.
-        name: What the rules make, for messages.
-        work: Takes a group and `arguments`.
-        groups: Groups of rules.
+        name: The name of the results in messages, such as kernels.
+        work: The function to call in a process. Its arguments are a group and `arguments`.
+        groups: The groups of rules.
         arguments: Further arguments of `work`.
 
     Yields:
-        Each result as it comes.
+        Each result once it is finished.
     """
     progress = Progress(name, sum(map(len, groups)))
-    # In rounds, because max_tasks_per_child hangs in CPython before 3.12.3 (gh-115634).
+    # Make a new pool for each round. max_tasks_per_child would do the same, but it hangs in CPython
+    # before 3.12.3 (gh-115634).
     groups_per_round = jobs * GROUPS_PER_PROCESS
     for start in range(0, len(groups), groups_per_round):
         pool = ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (str(source),))
@@ -323,8 +327,8 @@ def in_processes(
                 progress.add(len(results))
         except BrokenProcessPool:
             raise SystemExit(
-                f"{name}: a process died (out of memory?); what is finished stays in "
-                f"{os.environ.get('TRITON_CACHE_DIR')}, so run the build again, with fewer jobs"
+                f"{name}: a process died (out of memory?). Run the build again, with fewer jobs: "
+                f"finished kernels are kept in {os.environ.get('TRITON_CACHE_DIR')}"
             ) from None
         except RuntimeError as error:
             raise SystemExit(f"{name}: {error}") from None
@@ -333,7 +337,7 @@ def in_processes(
 
 
 class Progress:
-    """Prints how much is done, every PROGRESS_SECONDS and at the end."""
+    """Prints the number of finished rules, every PROGRESS_SECONDS and at the end."""
 
     def __init__(self, name: str, total: int) -> None:
         self.name = name
@@ -342,7 +346,7 @@ class Progress:
         self.printed_at = time.monotonic()
 
     def add(self, count: int) -> None:
-        """Add what was just finished."""
+        """Add a number of rules that were just finished."""
         self.count += count
         is_due = time.monotonic() - self.printed_at > PROGRESS_SECONDS
         if is_due or self.count == self.total:
@@ -351,7 +355,7 @@ class Progress:
 
 
 def compile_all(source: Path, build: Path, jobs: int) -> None:
-    """Compile every rule of Bare.compile and print the cost."""
+    """Compile every rule of Bare.compile, and print the CPU time."""
     rules = sorted((build / "Bare.compile").read_text().splitlines(), key=mlir_of)
     groups = [list(group) for _, group in groupby(rules, mlir_of)]
     done = list(in_processes(jobs, source, "kernels", compile_kernels, groups))
@@ -369,7 +373,7 @@ def pack_all(source: Path, build: Path, images: Path, jobs: int) -> None:
 
 
 def sign(source: Path, build: Path, images: Path, arch: str, commit: str, tree: str) -> None:
-    """Write upstream's signature beside the images: commit, tuning database, Triton's version.
+    """Write upstream's signature of the images: commit, tuning database and Triton's version.
 
     Args:
         source: AOTriton's source tree.
@@ -377,7 +381,7 @@ def sign(source: Path, build: Path, images: Path, arch: str, commit: str, tree: 
         images: The folder aotriton.images.
         arch: The architecture of the GPU.
         commit: The commit of AOTriton.
-        tree: The tree of that commit.
+        tree: The hash of that commit's tree.
     """
     (folder,) = images.iterdir()
     signature = folder / "__signature__"
@@ -394,15 +398,15 @@ def sign(source: Path, build: Path, images: Path, arch: str, commit: str, tree: 
 
 
 def main() -> None:
-    """Build aotriton.images. Commit and tree take the place of what upstream asks git for."""
+    """Build aotriton.images. Commit and tree are options, because the source has no git history."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, help="AOTriton's source tree")
-    parser.add_argument("images", type=Path, help="becomes aotriton.images")
-    parser.add_argument("--build", type=Path, required=True, help="folder for what is in between")
+    parser.add_argument("images", type=Path, help="the folder aotriton.images to write")
+    parser.add_argument("--build", type=Path, required=True, help="folder for intermediate files")
     parser.add_argument("--arch", default="gfx1151")
     parser.add_argument("--commit", required=True)
     parser.add_argument("--tree", required=True)
-    parser.add_argument("--only", nargs="*", help="images FAMILY/NAME that begin like one of these")
+    parser.add_argument("--only", nargs="*", help="patterns of FAMILY/NAME: only these images")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     source, build = options.source.resolve(), options.build.resolve()

@@ -8,9 +8,9 @@ if [[ $AOTRITON_KERNELS == upstream ]]; then
     exit
 fi
 read -ra images <<< "$AOTRITON_IMAGES"
-# outlives the build folder: a killed build resumes after its last finished kernel
+# This cache is outside the build folder. After a killed build, the next build uses the finished kernels.
 export TRITON_CACHE_DIR=${FORGE_CACHE:-$SRC_DIR}/aotriton-kernels
-# LLVM and MLIR allocate so much that another allocator saves a quarter of the CPU time
+# LLVM and MLIR allocate so often that jemalloc saves a quarter of the CPU time.
 LD_PRELOAD=$BUILD_PREFIX/lib/libjemalloc.so.2 \
     python "$RECIPE_DIR/build_images.py" "$SRC_DIR" "$PREFIX/lib/aotriton.images" --build "$SRC_DIR/build" \
     --jobs "$CPU_COUNT" --arch "$GPU_ARCH" --commit "$AOTRITON_COMMIT" --tree "$AOTRITON_TREE" \

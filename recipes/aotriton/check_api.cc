@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Package test: AOTriton's C++ API, forward and backward, against float64; and the number of
-// workgroups of the persistent forward kernel.
+// Package test: compare the results of AOTriton's C++ API, forward and backward, with float64; and check the
+// number of workgroups of the persistent forward kernel.
 //
-// Linked with libaotriton_v2 and the HIP runtime; runs on a gfx1151 GPU or, without one, with
-// `strix-emulate device -- ./check_api`. Exit status: 0, or 1 where something is wrong.
-// With AOTRITON_GRID_BY_OCCUPANCY=0, which switches patch 0002 off, only workgroups are counted.
+// The program is linked with libaotriton_v2 and the HIP runtime. It runs on a gfx1151 GPU, or without a GPU with
+// `strix-emulate device -- ./check_api`. The exit status is 0 if everything is right, and 1 otherwise.
+// AOTRITON_GRID_BY_OCCUPANCY=0 turns patch 0002 off. In that case, only the number of workgroups is checked.
 #include <aotriton/flash.h>
 #include <hip/hip_runtime.h>
 
@@ -23,9 +23,9 @@ using Half = _Float16;
 
 constexpr int kWidth = 64;
 constexpr float kScale = 0.125f;
-// fp16 attention is off by about 1e-3; a wrong row, scale or mask by 0.1 or more
+// A correct result in fp16 has errors of about 1e-3. A wrong row, scale or mask gives errors of 0.1 or more.
 constexpr double kBound = 5e-3;
-// the order of AOTriton's OpAttnBwdContext::BackendEnum
+// The values of AOTriton's OpAttnBwdContext::BackendEnum; -1 lets AOTriton choose.
 constexpr int kChosen = -1, kSplit = 0, kFused = 1;
 
 struct Case {
@@ -41,7 +41,7 @@ static void require(hipError_t error, const char* what) {
   std::exit(1);
 }
 
-// Device memory. What no kernel writes stays NaN.
+// An array in device memory. Elements that no kernel writes stay NaN.
 template <class T>
 struct Array {
   explicit Array(size_t count) : size(count) {
@@ -64,7 +64,7 @@ struct Array {
   T* data = nullptr;
 };
 
-// Index of an element: rows lie before heads, as behind a linear layer.
+// Return the index of an element in an array (row, head, column), the layout of a linear layer's output.
 static size_t at(int heads, int row, int head, int column = 0) {
   return (static_cast<size_t>(row) * heads + head) * kWidth + column;
 }
@@ -116,7 +116,7 @@ static Reference reference(const Case& c, const std::vector<Half>& q, const std:
   return r;
 }
 
-// Largest difference; infinite where a number is missing.
+// Return the largest difference; infinity if an element is NaN.
 template <class T>
 static double error(const Array<T>& found, const std::vector<double>& right) {
   double worst = 0;
@@ -128,11 +128,11 @@ static double error(const Array<T>& found, const std::vector<double>& right) {
   return worst;
 }
 
-// What forward and backward have in common.
+// Return the parameters that forward and backward have in common.
 template <class Params>
 static Params parameters(const Case& c) {
   Params p;
-  // not get_null_tensor(): a library that is compiled without optimization does not export all of it
+  // get_null_tensor() is not used, because a library that is compiled without optimization does not export it.
   p.B = flash::T4(0, {}, {}, DType::kFloat16);
   p.Sm_scale = kScale;
   p.dropout_p = 0;
@@ -193,9 +193,10 @@ static bool run(const Case& c, hipStream_t stream) {
   return good;
 }
 
-// Workgroups that the grid of a causal forward kernel must have. Patch 0002 fills the GPU: each of
-// four waves is on a SIMD of its own, and a SIMD's registers hold five waves of 248 to 256 each, or
-// four on the smaller GPUs. Without the patch there are two on each of HIP's multiprocessors.
+// Return the number of workgroups that the grid of a causal forward kernel must have. With patch 0002, workgroups
+// fill the GPU: each of a workgroup's four waves is on a different SIMD, and the registers of a SIMD are enough for
+// five waves with 248 to 256 registers each (four waves on smaller GPUs). Without the patch, there are two workgroups
+// for each of HIP's multiprocessors.
 static int expected_workgroups(bool by_occupancy, int tiles) {
   hipDeviceProp_t device;
   require(hipGetDeviceProperties(&device, 0), "hipGetDeviceProperties");
@@ -203,8 +204,9 @@ static int expected_workgroups(bool by_occupancy, int tiles) {
   return std::min(tiles, device.multiProcessorCount * (by_occupancy ? waves : 2));
 }
 
-// Launches a causal forward kernel with one tile for each head. Workgroups take tiles from a counter
-// until none is left: afterwards it is the number of tiles and workgroups together.
+// Launch a causal forward kernel with one tile for each head, and check the number of workgroups. Each workgroup
+// increments a counter to get a tile, until no tile is left. So the final value of the counter is the number of tiles
+// plus the number of workgroups.
 static bool check_grid(bool v2, bool by_occupancy, int heads, hipStream_t stream) {
   const Case c = {"", heads, 1, 16, 16, true, kChosen};
   std::mt19937 random(1);
@@ -239,9 +241,9 @@ int main() {
   require(hipStreamCreate(&stream), "hipStreamCreate");
   require(AOTRITON_NS::v2::flash::check_gpu(stream), "check_gpu");
   const Case cases[] = {
-      // heads, of keys, queries, keys
+      // heads, heads of keys, queries, keys
       {"all keys", 2, 2, 100, 100, false, kChosen},
-      // long enough for blocks that no mask touches
+      // long enough for blocks without masked elements
       {"causal", 2, 2, 150, 150, true, kChosen},
       {"causal, backward in two kernels", 2, 2, 150, 150, true, kSplit},
       {"causal, backward in one kernel", 2, 2, 70, 70, true, kFused},

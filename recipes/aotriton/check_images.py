@@ -50,7 +50,7 @@ class Kernel(NamedTuple):
 
 
 def kernels(image: bytes) -> Iterator[Kernel]:
-    """Yield the code objects of an AKS2 image. Raises CheckFailed for anything else."""
+    """Yield the code objects of an AKS2 image. Raise CheckFailed if it is not such an image."""
     require(len(image) >= HEADER_SIZE and image[:4] == b"AKS2", "not an AKS2 image")
     size, count, directory = struct.unpack("<3I", image[4:HEADER_SIZE])
     try:
@@ -72,16 +72,16 @@ def kernels(image: bytes) -> Iterator[Kernel]:
 
 
 def fault(kernel: Kernel) -> str:
-    """Return what is wrong with a code object; empty if nothing is."""
+    """Return the fault of a code object, or an empty string if there is none."""
     if not kernel.code:
-        return "is empty: upstream gave up compiling it"
+        return "is empty: upstream's compiler has failed"
     if kernel.lds > LDS_BYTES:
-        return f"needs {kernel.lds} bytes of LDS, and {ARCH} has {LDS_BYTES}"
+        return f"needs {kernel.lds} bytes of LDS, but {ARCH} has {LDS_BYTES}"
     return elf.fault(kernel.code)
 
 
 def list_missing(counts: Counter) -> list[str]:
-    """Return a line for each backward kernel that a dtype with a forward kernel lacks."""
+    """Return a line for each backward kernel that is missing for a dtype with a forward kernel."""
     lines = []
     for dtype in sorted(dtype for family, dtype in counts if family == FORWARD):
         for family in BACKWARD:
@@ -95,10 +95,10 @@ def check(folder: Path, expected: int | None) -> Counter:
 
     Args:
         folder: The folder aotriton.images.
-        expected: The number of all kernels, if it is known.
+        expected: The number of all kernels; None to accept any number.
 
     Raises:
-        CheckFailed: An image or a kernel is wrong or missing. The message has every fault.
+        CheckFailed: An image or a kernel is wrong or missing. The message lists all faults.
     """
     faults = []
     counts = Counter()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test of libaotriton_v2: SONAME, dependencies, RPATH, version string and images.
+"""Package test: check libaotriton_v2's SONAME, dependencies, RPATH, version string and images.
 
-usage: check_library.py VERSION
+check_library.py VERSION
 """
 
 import os
@@ -26,7 +26,7 @@ def main() -> None:
     absolute = [entry for entry in folders if not entry.startswith("$ORIGIN")]
     require(not absolute, f"RPATH entries that are not relative to $ORIGIN: {absolute}")
     require(f"AOTriton {version}".encode() in comment, f"the version in .comment is {comment!r}")
-    # the library opens the images that lie beside the file that the loader mapped
+    # The library opens the images in the folder of the file that the loader has mapped.
     images = prefix / "lib/aotriton.images"
     require(any(images.glob("*/flash/attn_fwd/*.aks2")), f"no image of attn_fwd in {images}")
     print(path.name, dynamic.needed, folders)

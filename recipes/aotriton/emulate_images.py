@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: execute some of the shipped attention kernels under emulation, against float64.
+"""Package test: execute some of the packaged attention kernels under emulation.
 
     emulate_images.py FOLDER
 
-FOLDER is aotriton.images. Runs one kernel of each image of head dim 64, fp16, causal or not,
-without padding, dropout and bias: forward, then the backward kernels. Without a disassembler it
-executes nothing and prints the reason.
+FOLDER is aotriton.images. The forward and the backward kernels are executed, and their results are
+compared with float64. The kernels are those for head dimension 64 and fp16, without padding,
+dropout and bias, both causal and not; one is taken from each image. Without a disassembler, nothing
+is executed, and the reason is printed.
 """
 
 import sys
@@ -17,7 +18,7 @@ from strix_emulate import DisassemblerError, Kernel, find_disassembler, load
 
 SHAPE = (1, 2, 70, 64)  # batch, heads, sequence length, head dim
 SCALE = 0.125
-# fp16 attention is off by about 1e-3; a wrong row, scale or mask by 0.1 or more
+# A correct result in fp16 has errors of about 1e-3. A wrong row, scale or mask gives 0.1 or more.
 BOUND = 5e-3
 CAUSAL_TYPES = {False: "0", True: "3"}
 
@@ -28,7 +29,7 @@ def load_kernel(folder: Path, name: str, fields: str) -> Kernel:
     Args:
         folder: The folder aotriton.images.
         name: The name of the kernel.
-        fields: The middle of the image's name: the choices of the kernel's source.
+        fields: The middle part of the image's name, which has the values of kernel options.
     """
     head_dim = SHAPE[-1]
     images = sorted(folder.rglob(f"{name}/FONLY__\uff0afp16@16_{head_dim}_{fields}__*.aks2"))
@@ -38,7 +39,10 @@ def load_kernel(folder: Path, name: str, fields: str) -> Kernel:
 
 
 def compute_reference(q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
-    """Return output, logsumexp and gradients in float64; the first query sees the first key."""
+    """Return the output, the logsumexp and the gradients in float64.
+
+    If causal, the mask is aligned at the top left: the first query attends only to the first key.
+    """
     q, k, v, grad = (x.astype(np.float64) for x in (q, k, v, grad))
     scores = SCALE * q @ k.swapaxes(-1, -2)
     if causal:
@@ -59,9 +63,9 @@ def compute_reference(q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
 
 
 def execute(folder: Path, q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
-    """Return output, logsumexp and gradients of the shipped kernels."""
+    """Return the output, the logsumexp and the gradients of the packaged kernels."""
     kind = CAUSAL_TYPES[causal]
-    # the fields of a name stand in another order forward and backward
+    # Forward and backward kernels have the fields of the name in different orders.
     forward = load_kernel(folder, "attn_fwd", f"F_F_{kind}_0")
     preprocess = load_kernel(folder, "bwd_preprocess", "F")
     backward_dk_dv = load_kernel(folder, "bwd_kernel_dk_dv", f"{kind}_F_F_0")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run AOTriton's attention kernels (0.12) under emulation: argument layouts and launches.
+"""Run AOTriton's attention kernels (version 0.12) under emulation.
 
-Triton folds arguments that are constant for a functional, so the same kernel has several layouts.
-The order is that of AOTriton's tritonsrc; the sizes and kinds in a code object's own metadata show
-which optional groups it has.
+Triton removes arguments that are constant for a variant of a kernel, so a kernel has several
+argument layouts. The order of the arguments is that in AOTriton's tritonsrc. The kinds and sizes in
+a code object's metadata show which of the optional arguments it has.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from strix_emulate import Buffer, EmulatorError, Kernel, Launch, launch
 
 # flash.h: WindowValue::TopLeftAligned
 TOP_LEFT = -2147483647
-# Rows per workgroup: the smallest tuned block. Surplus workgroups of other kernels do nothing.
+# Rows per workgroup in the smallest tuned block. With a larger block, surplus workgroups do nothing.
 SMALLEST_BLOCK = 16
 _SHAPE = "Num_head_q:i Num_head_k:i {seqlens}cu_q:p cu_k:p {between}Max_q:i Max_k:i ss_q:p ss_k:p"
 _FORWARD_SHAPE = _SHAPE.format(seqlens="Num_seqlens:i ", between="")
@@ -42,8 +42,8 @@ _KINDS = {
     ("by_value", 4): "4",
     ("by_value", 8): "l",
 }
-_SCRATCH_POINTERS = 2  # that Triton appends to the arguments
-# The letter for rows in the name of a tensor's stride.
+_SCRATCH_POINTERS = 2  # Triton appends this number of pointers to the arguments
+# The letter for rows in the names of strides, by tensor.
 _ROW_LETTERS = {
     "q": "m",
     "o": "m",
@@ -61,16 +61,16 @@ def arguments(kernel: Kernel, values: dict, causal: bool) -> list:
 
     Args:
         kernel: The code object.
-        values: The arguments by name. Pointers that are missing are null.
-        causal: Whether the kernel has the arguments of a window.
+        values: The values of the arguments by name. A missing pointer becomes null.
+        causal: Whether the kernel has the arguments for a window.
 
     Raises:
-        EmulatorError: No known layout fits, as with a bias.
+        EmulatorError: No known layout fits, for example because the kernel has a bias.
     """
     if kernel.name not in LAYOUTS:
         raise EmulatorError(f"{kernel.name}: not one of {', '.join(LAYOUTS)}")
     has_window = causal and _WINDOW in LAYOUTS[kernel.name]
-    # LLVM appends hidden arguments
+    # Leave out the hidden arguments that LLVM appends.
     visible = [a for a in kernel.arguments if not a.kind.startswith("hidden")]
     declared = [_KINDS.get((a.kind, a.size), "?") for a in visible[:-_SCRATCH_POINTERS]]
     for names in _list_layouts(kernel.name):
@@ -87,7 +87,7 @@ def arguments(kernel: Kernel, values: dict, causal: bool) -> list:
 
 
 def _list_layouts(name: str) -> Iterator[list[str]]:
-    """Yield the arguments of a kernel with some of the optional groups, the most groups first."""
+    """Yield each possible argument list of a kernel, those with most optional groups first."""
     groups = []
     optional = []
     for part in LAYOUTS[name].replace("[", "|[").replace("]", "|").split("|"):
@@ -106,13 +106,13 @@ def _list_layouts(name: str) -> Iterator[list[str]]:
 
 
 def _letter_of(name: str) -> str:
-    """Return the letter of an argument as _KINDS has it."""
+    """Return the letter that _KINDS uses for the kind of an argument."""
     kind = name[-1]
     return kind if kind in "pl" else "4"
 
 
 def _make_values(q, k, v, causal: bool, scale: float) -> dict:
-    """Return the arguments that forward and backward kernels have in common."""
+    """Return the values of the arguments that forward and backward kernels have in common."""
     batch, num_heads, max_seqlen_q, head_dim = q.shape
     _, num_kv_heads, max_seqlen_k, _ = k.shape
     values = {
@@ -137,7 +137,7 @@ def _make_values(q, k, v, causal: bool, scale: float) -> dict:
     }
     if causal:
         values |= {"Window_left": TOP_LEFT, "Window_right": TOP_LEFT}
-    # 64-bit words that a kernel with dropout reads; its probability is zero
+    # A kernel with dropout reads these 64-bit words, even though the probability is zero.
     for name in ("seed", "offset1"):
         values[name] = Buffer(np.zeros(1, np.int64), "in")
     return values | _strides("q", q) | _strides("k", k) | _strides("v", v)
@@ -156,18 +156,19 @@ def forward(kernel: Kernel, q, k, v, causal: bool, scale: float):
     Args:
         kernel: The code object.
         q, k, v: (batch, heads, rows, head_dim); float16, or bfloat16 as uint16.
-        causal: Whether the first query sees the first key only.
-        scale: The factor of the scores.
+        causal: Use a causal mask that is aligned at the top left.
+        scale: The softmax scale.
 
     Returns:
-        The output, like q; the logsumexp, float32 (batch, heads, rows); and the launch.
+        The output, with the shape of q; the logsumexp, float32 (batch, heads, rows); and the
+        launch.
     """
     out = np.zeros_like(q)
     lse = np.zeros(q.shape[:3], np.float32)
     values = _make_values(q, k, v, causal, scale) | _strides("o", out)
     values |= {"Out": Buffer(out, "out"), "L": Buffer(lse, "out")}
     ordered = arguments(kernel, values, causal)
-    # persistent kernels take their tiles from a counter
+    # Persistent kernels have a counter, from which workgroups get their tiles.
     is_persistent = any(value is values["counter"] for value in ordered)
     grid = (4,) if is_persistent else _grid(q.shape)
     return out, lse, launch(kernel, grid, ordered)
@@ -193,7 +194,7 @@ def preprocess(kernel: Kernel, out, grad) -> tuple[np.ndarray, Launch]:
     return delta, launch(kernel, _grid(out.shape), ordered)
 
 
-def backward(  # noqa: PLR0913 (what the kernel takes)
+def backward(  # noqa: PLR0913 (the kernel has these arguments)
     kernel: Kernel,
     q,
     k,

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: compare the cost of AOTriton's kernels on the GPU with a committed list.
+"""Package test: compare the cost of AOTriton's kernels with a committed list.
 
     python image_costs.py check LIST FOLDER
     python image_costs.py write LIST FOLDER
 
-FOLDER is aotriton.images. The names are upstream's: a problem is that of an image (dtype, head
-dimension, and the choices of the kernel's source in their order), a configuration the tile and the
-other constants in their order, with waves per SIMD, warps and stages. Only images whose problem is
-in LIST are counted by `check`: a kernel takes a tenth of a CPU second, and there are up to 19,148.
-It exits with status 1 if a kernel costs more than listed. Without a disassembler it compares all
-but the matrix instructions, and prints the reason.
+FOLDER is aotriton.images. The list uses upstream's names. A problem is the part of an image's name
+with the dtype, the head dimension and the values of kernel options. A configuration has the values
+of the tile's constants, followed by waves per SIMD, warps and stages.
+
+`check` measures only images whose problem is in LIST, because a kernel takes a tenth of a CPU
+second, and there are up to 19,148 kernels. It exits with status 1 if a kernel costs more than
+listed. Without a disassembler, matrix instructions are not compared, and the reason is printed.
 """
 
 import sys
@@ -29,7 +30,7 @@ from strix_emulate import (
 from checks import kernel_costs
 from checks.verdict import require
 
-# Upstream writes this for the * of a pointer.
+# In file names, upstream uses this character instead of the * of a pointer type.
 _TENSOR = "\uff0a"
 
 
@@ -38,7 +39,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
 
     Args:
         image: The file.
-        disassemble: Count matrix instructions. Otherwise their number is 0.
+        disassemble: Count matrix instructions. If False, their number is 0.
 
     Raises:
         CheckFailed: The file is not an image.
@@ -58,7 +59,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
         head_dim = problem.split("_")[1]
         measured.append(
             kernel_costs.Kernel(
-                # docs/kernels.md has a row for each of these
+                # docs/kernels.md has a row for each name.
                 name=f"{family} D{head_dim}",
                 problem=problem,
                 configuration=tile.partition("--Arch_")[0].replace("__CO__", " "),
@@ -69,7 +70,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
 
 
 def select(folder: Path, listed: Iterable[kernel_costs.Kernel]) -> list[Path]:
-    """Return the images of listed problems."""
+    """Return the images whose problem is in the list."""
     problems = {(kernel.name.split()[0], kernel.problem) for kernel in listed}
     images = []
     for image in sorted(folder.rglob("*.aks2")):
@@ -79,7 +80,7 @@ def select(folder: Path, listed: Iterable[kernel_costs.Kernel]) -> list[Path]:
 
 
 def _problem(image: Path) -> str:
-    """Return the problem that is the middle of an image's name."""
+    """Return the problem, which is the middle part of an image's name."""
     return image.name.removeprefix("FONLY__" + _TENSOR).partition("___")[0]
 
 
@@ -96,7 +97,7 @@ def write(file: Path, folder: Path) -> None:
 
 
 def check(file: Path, folder: Path) -> int:
-    """Print each kernel that costs more than in the list; return how many there are."""
+    """Print each kernel that costs more than listed, and return their number."""
     listed = kernel_costs.read_list(file)
     images = select(folder, listed)
     disassemble = True
@@ -116,7 +117,7 @@ def check(file: Path, folder: Path) -> int:
     print(
         f"{len(measured)} kernels of {len(images)} images: {len(growth)} cost more than in {file};"
     )
-    print(f"{total - len(images)} images are not in it and were not counted")
+    print(f"{total - len(images)} images are not in the list and were not measured")
     return len(growth)
 
 

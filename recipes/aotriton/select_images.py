@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Select one GPU's kernels from AMD's own images, which are for four processors.
+"""Select the kernels for one GPU from AMD's images, which have kernels for four GPUs.
 
     select_images.py SOURCE TARGET COMMIT
 
-Both folders are aotriton.images; SOURCE is from AMD's archive of AOTriton at COMMIT. The code
-objects and their directory entries stay as they are. The package test counts them.
+SOURCE and TARGET are folders aotriton.images. SOURCE comes from AMD's archive of AOTriton at
+COMMIT. The code objects and their directory entries are copied unchanged. The package test checks
+their number.
 """
 
 import lzma
@@ -52,7 +53,7 @@ def select(source: Path, target: Path, commit: str) -> int:
         The number of kernels.
 
     Raises:
-        CheckFailed: The images are of another AOTriton.
+        CheckFailed: The images belong to another commit of AOTriton.
     """
     signatures = [path.read_text() for path in source.glob("*/__signature__")]
     is_of_commit = signatures and all(commit in text for text in signatures)

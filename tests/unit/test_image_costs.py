@@ -77,7 +77,7 @@ def check(tmp_path: Path, emulator: Path, images: Path, **environment: str) -> t
 
 def test_what_is_listed(tmp_path: Path, emulator: Path) -> None:
     status, output = check(tmp_path, emulator, tmp_path / "old")
-    assert (status, output.splitlines()[1]) == (0, "0 images are not in it and were not counted")
+    assert (status, output.splitlines()[1]) == (0, "0 images are not in the list and were not measured")
     (kernel,) = kernel_costs.read_list(tmp_path / "kernels.tsv")
     assert kernel.name == "attn_fwd D64" and kernel.problem == PROBLEM
     assert kernel.configuration == "2_2_32_32_True_1 wave2_warp4_stg1"
@@ -119,7 +119,7 @@ def test_other_images_are_not_counted(tmp_path: Path, emulator: Path) -> None:
     images = write_image(tmp_path / "new")
     write_image(images, problem="fp32@16_64_F_F_3_0", scratch=4000)
     status, output = check(tmp_path, emulator, images)
-    assert status == 0 and "1 images are not in it and were not counted" in output
+    assert status == 0 and "1 images are not in the list and were not measured" in output
 
 
 def test_without_a_disassembler(tmp_path: Path, emulator: Path) -> None:
