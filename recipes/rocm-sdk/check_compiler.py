@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: hipcc of the activated environment makes a gfx1151 program; no GPU is needed.
+"""Package test: hipcc of the activated environment compiles for the GPU. No GPU is needed.
 
-usage: check_compiler.py PROGRAM, which hipcc has made
+usage: check_compiler.py PROGRAM. PROGRAM is a program that hipcc has made.
 """
 
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: the installed files are AMD's, byte for byte, and their libraries are installed.
+"""Package test: the installed files are unchanged, and the libraries that they need are installed.
 
 usage: check_package.py core|libraries|devel|all
 """
@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from tree import ROOT, RUNTIME_LINKS, SUMS, files_below, part_of, require_loadable, sha256
+from tree import ROOT, RUNTIME_LINKS, SUMS, find_part, list_files, require_loadable, sha256
 
 from checks.verdict import require
 
@@ -16,16 +16,16 @@ PARTS = {"core": 1, "libraries": 2, "devel": 3, "all": 3}
 
 
 def main() -> None:
-    """Check the package that the argument names, with those that it needs."""
+    """Check the package that the argument names, together with the packages that it needs."""
     prefix = Path(os.environ["PREFIX"])
     tree = prefix / ROOT
-    files = files_below(tree)
+    files = list_files(tree)
     parts = ("core", "libraries", "devel")[: PARTS[sys.argv[1]]]
     sums = {}
     for line in (tree / SUMS).read_text().splitlines():
         digest, name = line.split("  ", 1)
         sums[name] = digest
-    expected = {name for name in sums if part_of(name, False) in parts}
+    expected = {name for name in sums if find_part(name, False) in parts}
     present = {name for name, path in files.items() if not path.is_symlink()} - {SUMS}
     differences = f"missing {expected - present}, unexpected {present - expected}"
     require(present == expected, differences)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Activation scripts of the package that is being built, where it has any.
+# Install the activation scripts of the package that is being built, if it has any.
 set -euo pipefail
 part=${PKG_NAME#rocm-sdk-}
 for when in activate deactivate; do

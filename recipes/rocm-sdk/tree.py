@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Lay out in PREFIX/opt/rocm the files that one package gets of TheRock's distribution.
+"""Unpack TheRock's distribution, and keep the files of one package in PREFIX/opt/rocm.
 
 usage: tree.py ARCHIVE PREFIX core|libraries|devel COMMIT LICENSES. The archive is removed. Every
-licence text goes to the folder LICENSES.
+licence text is copied to the folder LICENSES.
 
-ELF files stay as AMD built them: kpack-split libraries do not survive patchelf or strip. Only the
-rules below decide to which package a file goes, so each is in exactly one package. SHA256SUMS
-covers every file and is in the core package, for later verification.
+ELF files are not changed, because kpack-split libraries would break with patchelf or strip. RULES
+assigns each file to exactly one package. SHA256SUMS has the hash of every file, for later
+verification. It is in the core package.
 
-Each package unpacks the archive itself and keeps its own files only. A tree that is staged once for
-all packages would be on the disk four times while the largest one is made.
+Each package unpacks the archive again, and keeps only its own files. If one tree were staged for
+all packages, it would be on the disk four times while the largest package is made.
 """
 
 from __future__ import annotations
@@ -46,34 +46,33 @@ TOP = {
     "libexec",
     "llvm",
     "share",
-    # in 7.x
+    # only in 7.x
     "libhipcxx",
     "src",
     "tests",
 }
 LICENSE = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|COPYRIGHT)", re.IGNORECASE)
 # A path of AMD's build machine in CMake and pkg-config files. TheRock installs each component into
-# a folder `stage` or `dist` of its own, and these together become the tree.
+# its own folder `stage` or `dist`. The contents of these folders become the tree.
 START, REST = r"(?<![\w$}.)\]/])(?P<flag>-[LI])?", r"""[^\s;"'<>)]"""
 BUILD_PATH = re.compile(
     rf"{START}/(?:[\w.+-]+/)+?(?:stage|dist(?:/rocm)?)(?P<tail>/{REST}*|(?!{REST}))"
 )
-# An include folder or library of the build machine's system. Another machine lacks it, or has
-# another version. It is removed from lists; /usr/lib64/libc.so and /usr/include/libdrm were the
-# first.
+# An include folder or library of the build machine's system, such as /usr/include/libdrm. It is
+# removed from lists, because another machine does not have it or has another version.
 SYSTEM = rf"(?:-[LI])?/usr/(?:local/)?(?:include|lib\d*)(?:/{REST}+|(?!{REST}))"
 SYSTEM_ENTRY = re.compile(rf'(?<=");?{SYSTEM};|;{SYSTEM}(?=[;"])')
-# A path outside of the prefix that is refused. Allowed are /opt/rocm, where CMake files look last,
-# programs such as /usr/bin/env, and the comments of COMMENT.
+# A path outside of the prefix that is refused. Not refused are /opt/rocm, where CMake files look
+# last, programs such as /usr/bin/env, and paths in comments.
 LEFTOVER = re.compile(
     rf"{START}/(?:__w|home|root|github|therock|workspace|build|usr/(?:local|include|lib\d*))/{REST}*"
 )
 COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
-# The files that the file of a CMake target requires.
+# In the CMake file of a target, the list of the files that it requires.
 TARGET_FILES = re.compile(r"list\(APPEND _cmake_import_check_files_for_\S+ ([^)]*)\)")
-TEXT = 1 << 20  # bytes; a larger file is no text that somebody wrote
+TEXT = 1 << 20  # maximum bytes of a text that is searched; larger files are generated data
 SYSDEPS = "lib/rocm_sysdeps/lib"
-# Where AMD's libraries look for the C++ runtime. These become links to conda's.
+# The paths at which AMD's libraries look for the C++ runtime. They become links to conda's runtime.
 RUNTIME_LINKS = [
     f"{SYSDEPS}/libstdc++.so.6",
     f"{SYSDEPS}/libgcc_s.so.1",
@@ -81,28 +80,28 @@ RUNTIME_LINKS = [
     "lib/llvm/lib/libgcc_s.so.1",
 ]
 
-# The package of each path, or "drop": the first pattern that matches decides. `*` crosses folders,
-# as in fnmatch. A link `lib/x.so` is for the linker and so devel; a file of such a name is a plugin
-# and so libraries.
+# The package of each path, or "drop". The first matching pattern decides. As in fnmatch, `*` also
+# matches slashes. A link `lib/x.so` is for the linker, so it belongs to devel (see find_part). A
+# file with such a name is a plugin and belongs to libraries.
 RULES: list[tuple[str, tuple[str, ...]]] = [
-    # folders of older trees, of no use at run time or to a compiler
+    # folders of older trees, which are not needed at run time or by a compiler
     ("drop", ("libhipcxx/*", "src/*", "tests/*")),
-    # GPL-3.0, and linked to five Pythons of the host
+    # gdb: under GPL-3.0, and linked to five Pythons of the build machine
     ("drop", ("bin/*gdb*", "share/*gdb/*", "libexec/*gdb*", "include/gdb/*")),
     ("drop", ("share/info/*", "share/locale/*")),
-    # tests, clients and samples: many of them with absolute RUNPATHs
+    # tests, clients and samples, many of which have absolute RUNPATHs
     ("drop", ("clients/*", "lib/rocrtst/*", "lib/test_plugins/*", "lib/libtest_linking_lib*")),
     ("drop", ("bin/*test*", "bin/*bench*", "bin/*-client*", "bin/*.hip")),
     ("drop", ("share/*/test/*", "share/*/tests/*", "share/*/samples/*", "share/*/examples/*")),
-    # the data centre tool: gRPC with its headers, code objects of other GPUs
+    # the data center tool, with gRPC, its headers, and code objects for other GPUs
     ("drop", ("lib/rdc/*", "lib/librdc*", "lib/cmake/rdc/*", "bin/rdc*")),
     ("drop", ("include/rdc/*", "share/rdc/*", "libexec/rdc/*")),
-    # terminals of the debugger; the profiler's database modules, compiled for four other Pythons
+    # terminfo of the debugger; the profiler's database modules, compiled for four other Pythons
     ("drop", ("lib/rocm_sysdeps/share/terminfo/*", "lib/python*", "bin/rocpd*")),
-    # FFTW, for the tests: GPL-2.0-or-later. require_loadable reports what would need it.
+    # FFTW, under GPL-2.0-or-later, for the tests; require_loadable reports files that need it
     ("drop", ("lib/libfftw*", "lib/cmake/fftw*", "lib/pkgconfig/fftw*")),
     ("drop", ("include/fftw*", "bin/fftw*")),
-    # what a HIP program needs to run
+    # files that a HIP program needs to run
     ("core", (".info/*", "share/therock/*", "share/doc/*")),
     ("core", (f"{SYSDEPS}/*.so*", "lib/rocm_sysdeps/share/*")),
     ("core", ("lib/llvm/lib/*.so*", "lib/llvm/bin/lld", "lib/llvm/bin/ld.lld")),
@@ -112,12 +111,12 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     ("core", ("lib/libamd_comgr.so.*", "lib/librocprofiler-register.so.*")),
     ("core", ("lib/librocm_kpack.so.*", "lib/librocm-core.so.*", "lib/librocm_smi64.so.*")),
     ("core", ("lib/liboam.so.*", "lib/libOpenCL.so.*")),
-    # opened by the name without a version, as those of OPENED are
+    # libraries that are opened by the name without a version; see OPENED
     ("core", ("lib/libamd_smi.so*", "lib/libhsa-amd-aqlprofile64.so*")),
     ("core", ("lib/librocprofiler-sdk.so*", "lib/librocprofiler-sdk-attach.so*")),
     ("core", ("share/amd_smi/*", "libexec/amdsmi_cli/*")),
     ("core", ("bin/amd-smi", "bin/rocminfo", "bin/rocm_agent_enumerator")),
-    # what links against them, the compiler, and the profilers
+    # files for linking, the compiler and the profilers
     ("devel", ("llvm", "lib/cmake/*", "*/cmake/*", "*/pkgconfig/*", "lib/*/include/*")),
     ("devel", ("lib/rocprofiler-*", "lib/librocprof-sys*", "lib/libprofiler-hub*")),
     ("devel", ("*.a", "lib/llvm/*", "lib/rocm_sysdeps/*")),
@@ -127,8 +126,9 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     ("devel", ("share/*",)),
 ]
 PARTS = ("core", "libraries", "devel")
-# Links of the linker's form that are opened at run time: by HIP, by the Python module and torch's
-# c10d, by MIOpen, by HSA (ROCm/TheRock#7085), and by rocprofiler-register.
+# Links `lib/x.so` that are opened at run time, so they do not belong to devel. They are opened by
+# HIP, by the Python module amdsmi and torch's c10d, by MIOpen, by HSA (ROCm/TheRock#7085), and by
+# rocprofiler-register.
 OPENED = (
     "lib/libamdhip64",
     "lib/libamd_smi",
@@ -137,14 +137,14 @@ OPENED = (
     "lib/librocprofiler-sdk.so",
     "lib/librocprofiler-sdk-attach",
 )
-# Bundled libraries that no file needs, because they are opened at run time: VA-API's drivers, by
-# libva for rocDecode and rocJPEG, and libnuma, by rocSHMEM.
+# Bundled libraries that no file names in DT_NEEDED, because they are opened at run time: VA-API's
+# drivers (by libva, for rocDecode and rocJPEG) and libnuma (by rocSHMEM).
 OPENED_SYSDEPS = ("*_drv_video.so", "*numa.so*")
-# SuiteSparse's sparse Cholesky: up to 10.0 at least, TheRock builds it with its GPL-2.0-or-later
-# modules (no CHOLMOD_GPL=OFF), and libhipsolver against it (BUILD_WITH_SPARSE=ON).
+# SuiteSparse's sparse Cholesky. Up to at least 10.0, TheRock builds it with its GPL-2.0-or-later
+# modules (no CHOLMOD_GPL=OFF), and links libhipsolver with it (BUILD_WITH_SPARSE=ON).
 CHOLMOD = "lib/host-math/lib/libcholmod.so"
-# What other packages need of the tree: torch's c10d includes the header and opens the library, and
-# kineto links the profiler.
+# Files that other packages need. For example, torch's c10d includes the header and opens the
+# library, and kineto is linked with the profiler.
 EXPECTED = (
     "include/amd_smi/amdsmi.h",
     "lib/cmake/amd_smi/*",
@@ -157,11 +157,11 @@ MAX_FAULTS = 20
 
 
 class Refused(SystemExit):
-    """The tree is not what the rules were written for."""
+    """The distribution does not match the expectations of this program."""
 
 
-def gather(checks: Iterable[Callable[[], list[str]]]) -> list[str]:
-    """Run all checks and return their warnings. Raises Refused with the faults of all of them."""
+def run_checks(checks: Iterable[Callable[[], list[str]]]) -> list[str]:
+    """Run all checks and return their warnings. Raise Refused with the faults of all checks."""
     warnings: list[str] = []
     faults: list[str] = []
     for check in checks:
@@ -175,7 +175,7 @@ def gather(checks: Iterable[Callable[[], list[str]]]) -> list[str]:
 
 
 def refuse(faults: list[str]) -> None:
-    """Raise Refused if there are faults. Of many, the message has the first MAX_FAULTS."""
+    """Raise Refused if there are faults. The message has at most the first MAX_FAULTS of them."""
     if len(faults) > MAX_FAULTS:
         more = len(faults) - MAX_FAULTS
         faults = [*faults[:MAX_FAULTS], f"and {more} more like these"]
@@ -183,12 +183,12 @@ def refuse(faults: list[str]) -> None:
         raise Refused("\n".join(faults))
 
 
-def part_of(name: str, is_link: bool) -> str:
-    """Return the package of a path, or "drop". Raises Refused if no rule fits.
+def find_part(name: str, is_link: bool) -> str:
+    """Return the package of a path, or "drop". Raise Refused if no rule matches.
 
     Args:
         name: The path relative to the tree.
-        is_link: Whether it is a symbolic link.
+        is_link: Whether the path is a symbolic link.
     """
     if name.partition("/")[0] in TOP:
         if is_link and re.fullmatch(r"lib/lib[^/]+\.so", name) and not name.startswith(OPENED):
@@ -199,8 +199,8 @@ def part_of(name: str, is_link: bool) -> str:
     raise Refused(f"{name}: no rule in tree.py assigns it to a package")
 
 
-def files_below(root: Path) -> dict[str, Path]:
-    """Map the relative name of every file and link to its path, sorted. No link is followed."""
+def list_files(root: Path) -> dict[str, Path]:
+    """Return the path of every file and link by its relative name, sorted. Follow no links."""
     paths = {}
     for folder, folders, files in os.walk(root):
         links = [name for name in folders if Path(folder, name).is_symlink()]
@@ -211,21 +211,21 @@ def files_below(root: Path) -> dict[str, Path]:
 
 
 def unpack(archive: Path, tree: Path) -> None:
-    """Unpack the archive and remove it. Raises Refused if it cannot be unpacked."""
+    """Unpack the archive and remove it. Raise Refused if it cannot be unpacked."""
     try:
         with tarfile.open(archive) as tar:
             tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # since CPython 3.11.4
             tar.extractall(tree, numeric_owner=True)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise Refused(f"{archive} cannot be unpacked: {error}") from None
-    archive.unlink()  # makes room: rattler-build keeps the work folder while it packs
-    open_tree(tree)
+    archive.unlink()  # saves disk space, because rattler-build keeps the work folder until the end
+    set_permissions(tree)
 
 
-def open_tree(tree: Path) -> None:
-    """Make every file and folder readable for all, and folders writable for their owner.
+def set_permissions(tree: Path) -> None:
+    """Make every file and folder readable for all users, and folders writable for their owner.
 
-    In some builds of AMD's only the owner may read MIOpen's data (ROCm/TheRock#4954).
+    In some of AMD's builds, only the owner can read MIOpen's data (ROCm/TheRock#4954).
     """
     for place, folders, files in os.walk(tree):
         for name in [*folders, *files]:
@@ -246,16 +246,16 @@ def check_manifest(tree: Path, commit: str) -> list[str]:
     except (OSError, ValueError, KeyError) as error:
         raise Refused(f"{MANIFEST} is not a TheRock manifest: {error!r}") from None
     if built_from != commit:
-        raise Refused(f"{MANIFEST} names TheRock commit {built_from}, the recipe {commit}")
+        raise Refused(f"{MANIFEST} names TheRock commit {built_from}, but the recipe {commit}")
     return []
 
 
 def check_names(tree: Path) -> list[str]:
-    """Raise Refused for files that no rule assigns, and links of the tree that lead out of it."""
+    """Raise Refused if a file matches no rule, or if a link leads out of the tree."""
     faults = []
-    for name, path in files_below(tree).items():
+    for name, path in list_files(tree).items():
         try:
-            part = part_of(name, path.is_symlink())
+            part = find_part(name, path.is_symlink())
         except Refused as refused:
             faults.append(str(refused))
             continue
@@ -267,8 +267,8 @@ def check_names(tree: Path) -> list[str]:
     return []
 
 
-def needed(path: Path) -> set[str]:
-    """Return DT_NEEDED of an ELF file; empty for anything else."""
+def read_needed(path: Path) -> set[str]:
+    """Return the entries of DT_NEEDED of an ELF file; empty for other files."""
     with path.open("rb") as stream:
         if stream.read(4) != b"\x7fELF":
             return set()
@@ -276,10 +276,10 @@ def needed(path: Path) -> set[str]:
 
 
 def prune(tree: Path) -> list[str]:
-    """Remove what is dropped, then bundled libraries that no other file loads.
+    """Remove files that the rules drop, and then bundled libraries that no other file loads.
 
-    The debugger and the tests needed those: gmp, mpfr, ncurses and the like. CHOLMOD, which is one
-    of them, must go for its licence.
+    Only the debugger and the tests, which are dropped, need these libraries, such as gmp, mpfr and
+    ncurses. If nothing needs CHOLMOD, its licence also requires that it is removed.
 
     Returns:
         The names of the removed files.
@@ -290,22 +290,22 @@ def prune(tree: Path) -> list[str]:
         path.unlink()
         removed.append(name)
 
-    for name, path in files_below(tree).items():
-        if part_of(name, path.is_symlink()) == "drop":
+    for name, path in list_files(tree).items():
+        if find_part(name, path.is_symlink()) == "drop":
             remove(name, path)
-    for name, path in unloaded(files_below(tree)).items():
+    for name, path in find_unloaded(list_files(tree)).items():
         remove(name, path)
-    # Links to removed files. A link to such a link only dangles in the next round.
+    # Remove links to removed files. Repeat this, because then links to these links are dangling.
     while True:
-        dangling = [(name, path) for name, path in files_below(tree).items() if not path.exists()]
+        dangling = [(name, path) for name, path in list_files(tree).items() if not path.exists()]
         if not dangling:
             return removed
         for name, path in dangling:
             remove(name, path)
 
 
-def unloaded(files: dict[str, Path]) -> dict[str, Path]:
-    """Return the bundled libraries that no other file loads, be it through another library.
+def find_unloaded(files: dict[str, Path]) -> dict[str, Path]:
+    """Return the bundled libraries that no other file loads, directly or through libraries.
 
     Args:
         files: The paths of all files and links by name.
@@ -315,7 +315,7 @@ def unloaded(files: dict[str, Path]) -> dict[str, Path]:
     pending = set()
     for name, path in files.items():
         if name not in bundled and not path.is_symlink():
-            pending |= needed(path)
+            pending |= read_needed(path)
     for path in bundled.values():
         if any(fnmatchcase(path.name, pattern) for pattern in OPENED_SYSDEPS):
             pending.add(path.name)
@@ -326,11 +326,11 @@ def unloaded(files: dict[str, Path]) -> dict[str, Path]:
 
 
 def follow(names: set[str], libraries: list[Path]) -> set[Path]:
-    """Return the libraries with some names, and those that they need; links are resolved.
+    """Return the libraries with certain names, and all libraries that they need, transitively.
 
     Args:
         names: The names.
-        libraries: Libraries and links to them.
+        libraries: The paths of libraries, and of links to libraries. Links are resolved.
     """
     loaded = set()
     pending = set(names)
@@ -342,27 +342,27 @@ def follow(names: set[str], libraries: list[Path]) -> set[Path]:
             if path.name == name:
                 library = path.resolve()
                 loaded.add(library)
-                pending |= needed(library) - visited
+                pending |= read_needed(library) - visited
     return loaded
 
 
-def mend_paths(tree: Path) -> list[str]:
-    """Make paths of AMD's build machine relative to the file that has them.
+def fix_paths(tree: Path) -> list[str]:
+    """In CMake and pkg-config files, make paths of AMD's build machine relative to the file.
 
-    CMake refuses include folders that do not exist, and pkg-config passes them on.
+    CMake refuses include folders that do not exist, and pkg-config returns them to compilers.
 
     Returns:
         The names of the changed files.
     """
     changed = []
-    for name, path in files_below(tree).items():
+    for name, path in list_files(tree).items():
         if path.suffix not in CONFIG_FILES or path.is_symlink():
             continue
         folder = "${pcfiledir}" if path.suffix == ".pc" else "${CMAKE_CURRENT_LIST_DIR}"
         root = "/".join([folder, *[".."] * name.count("/")])
 
         def make_relative(match: re.Match[str], root: str = root) -> str:
-            tail = posixpath.normpath(match["tail"] or "/").rstrip("/")  # some have `..` in them
+            tail = posixpath.normpath(match["tail"] or "/").rstrip("/")  # some paths contain `..`
             return f"{match['flag'] or ''}{root}{tail}"
 
         text = path.read_text(errors="surrogateescape")
@@ -374,18 +374,18 @@ def mend_paths(tree: Path) -> list[str]:
 
 
 def check_paths(tree: Path) -> list[str]:
-    """Find paths of AMD's build machine that mend_paths did not change. Documents may have any.
+    """Find paths of AMD's build machine that fix_paths did not change. Documentation is ignored.
 
     Returns:
-        A line for each text file with such a path, for example a script, which nothing reads before
-        a user calls it.
+        A warning for each text file with such a path. For example, a script with such a path fails
+        only if a user calls it.
 
     Raises:
-        Refused: A CMake or pkg-config file has one.
+        Refused: A CMake or pkg-config file has such a path.
     """
     faults: list[str] = []
     warnings: list[str] = []
-    for name, path in files_below(tree).items():
+    for name, path in list_files(tree).items():
         is_config = path.suffix in CONFIG_FILES
         if path.is_symlink():
             continue
@@ -399,21 +399,21 @@ def check_paths(tree: Path) -> list[str]:
             continue
         outside = leftover[0]
         if is_config:
-            faults.append(f"{name} names {outside}, of AMD's build machine and not of the prefix")
+            faults.append(f"{name} names {outside}, a path of AMD's build machine")
         else:
             warnings.append(f"{name} names {outside}, which is not in the prefix")
     refuse(faults)
     return warnings
 
 
-def unmet_targets(tree: Path) -> list[str]:
-    """Return a line for each file of a CMake target that is not in the tree.
+def find_unmet_targets(tree: Path) -> list[str]:
+    """Return a warning for each file that a CMake target requires and that is not in the tree.
 
-    find_package then fails in whatever is compiled with the SDK. It is only a warning, because
-    AMD's own archive may have such a target in a CMake package that nothing here looks for.
+    With such a target, find_package fails. This is only a warning, because AMD's archive may have
+    such a target in a CMake package that no package of ours uses.
     """
     lines = []
-    for name, path in files_below(tree).items():
+    for name, path in list_files(tree).items():
         if path.suffix != ".cmake" or path.is_symlink():
             continue
         for files in TARGET_FILES.findall(path.read_text(errors="replace")):
@@ -427,27 +427,28 @@ def unmet_targets(tree: Path) -> list[str]:
 
 
 def require_loadable(files: dict[str, Path]) -> list[str]:
-    """Find needed libraries that neither the packages nor conda's C++ runtime have.
+    """Find needed libraries that are neither in the packages nor in conda's C++ runtime.
 
     Args:
         files: The paths of all files and links by name.
 
     Returns:
-        A line for each that a file of devel needs: one tool less is no reason to have no SDK.
+        A warning for each such library that a file of devel needs. It is not a fault, because the
+        SDK is useful even if one tool does not work.
 
     Raises:
-        Refused: A file of core or libraries needs one.
+        Refused: A file of core or libraries needs such a library.
     """
     available = {Path(name).name for name in RUNTIME_LINKS}
     lines: list[str] = []
     for part in PARTS:
         members = {
-            name: path for name, path in files.items() if part_of(name, path.is_symlink()) == part
+            name: path for name, path in files.items() if find_part(name, path.is_symlink()) == part
         }
         available |= {path.name for path in members.values()}
         lines = []
         for name, path in members.items():
-            libraries = sorted(needed(path)) if path.is_file() else []
+            libraries = sorted(read_needed(path)) if path.is_file() else []
             for library in libraries:
                 if library not in available and not is_glibc(library):
                     lines.append(f"{part}: {name} needs {library}, which no package has")
@@ -457,24 +458,26 @@ def require_loadable(files: dict[str, Path]) -> list[str]:
 
 
 def check_contents(tree: Path) -> list[str]:
-    """Raise Refused if the tree lacks what other packages need, or has a file of RUNTIME_LINKS."""
+    """Raise Refused if a file of EXPECTED or CHOLMOD is missing, or a RUNTIME_LINK exists."""
     faults = []
     for pattern in EXPECTED:
         if not any(tree.glob(pattern)):
             faults.append(f"the tree has no {pattern}, which other packages need")
     if not any(tree.glob(f"{CHOLMOD}*")):
-        faults.append(f"nothing needs {CHOLMOD}: take its GPL out of rocm-sdk-libraries' licence")
+        faults.append(
+            f"nothing needs {CHOLMOD}: remove the GPL from the licence of rocm-sdk-libraries"
+        )
     for name in RUNTIME_LINKS:
         if os.path.lexists(tree / name):
             faults.append(f"{name} already exists; its rule in tree.py is out of date")
     refuse(faults)
     if any(tree.glob(f"share/miopen/db/{ARCH}*.fdb.txt")):
         return []
-    return [f"no find-db of MIOpen for {ARCH}: it searches each convolution at its first use"]
+    return [f"no find-db for {ARCH}: MIOpen searches for a solver at each convolution's first use"]
 
 
 def link_runtime(tree: Path, prefix: Path) -> None:
-    """Link to conda's libstdc++ and libgcc_s, so that no host library is found first."""
+    """Link to conda's libstdc++ and libgcc_s, so that no library of the system is found first."""
     for name in RUNTIME_LINKS:
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -483,16 +486,16 @@ def link_runtime(tree: Path, prefix: Path) -> None:
 
 
 def collect_licenses(tree: Path, target: Path) -> int:
-    """Copy every licence text to `target`; return how many. Raises Refused if there is none."""
+    """Copy every licence text to `target`, and return their number. Raise Refused if it is 0."""
     count = 0
-    for name, path in files_below(tree).items():
+    for name, path in list_files(tree).items():
         if LICENSE.match(path.name):
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
             count += 1
     if not count:
-        raise Refused("the tree has no licence text, and redistribution requires one")
+        raise Refused("the tree has no licence text, but redistribution requires one")
     return count
 
 
@@ -502,33 +505,33 @@ def sha256(path: Path) -> str:
 
 
 def stage(prefix: Path, commit: str) -> list[str]:
-    """Turn a distribution, unpacked in PREFIX/opt/rocm, into the tree of all packages.
+    """Convert the distribution, unpacked in PREFIX/opt/rocm, to the tree of all packages.
 
     Args:
         prefix: The prefix.
         commit: The commit of TheRock.
 
     Returns:
-        Lines about what changed, and warnings.
+        Lines about removed and changed files, and warnings.
 
     Raises:
-        Refused: The distribution is wrong. The message has every fault.
+        Refused: The distribution has faults. The message has all of them.
     """
     tree = prefix / ROOT
-    gather([partial(check_manifest, tree, commit), partial(check_names, tree)])
+    run_checks([partial(check_manifest, tree, commit), partial(check_names, tree)])
     removed = prune(tree)
-    changed = mend_paths(tree)
-    warnings = gather(
+    changed = fix_paths(tree)
+    warnings = run_checks(
         [
-            partial(require_loadable, files_below(tree)),
+            partial(require_loadable, list_files(tree)),
             partial(check_contents, tree),
             partial(check_paths, tree),
-            partial(unmet_targets, tree),
+            partial(find_unmet_targets, tree),
         ]
     )
     link_runtime(tree, prefix)
     sums = []
-    for name, path in files_below(tree).items():
+    for name, path in list_files(tree).items():
         if name != SUMS and not path.is_symlink():
             sums.append(f"{sha256(path)}  {name}\n")
     (tree / SUMS).write_text("".join(sums))
@@ -540,21 +543,21 @@ def stage(prefix: Path, commit: str) -> list[str]:
     ]
 
 
-def keep(prefix: Path, part: str, licenses: Path) -> None:
-    """Remove from the staged tree what belongs to the other packages.
+def keep_part(prefix: Path, part: str, licenses: Path) -> None:
+    """Remove the files of the other packages from the staged tree.
 
     Args:
         prefix: The prefix.
-        part: The package.
-        licenses: A folder that gets every licence text.
+        part: The package whose files are kept.
+        licenses: The folder to which every licence text is copied.
     """
     texts = collect_licenses(prefix / ROOT, licenses)
     count = 0
-    for name, path in files_below(prefix / ROOT).items():
+    for name, path in list_files(prefix / ROOT).items():
         if name in RUNTIME_LINKS or name == SUMS:
             owner = "core"
         else:
-            owner = part_of(name, path.is_symlink())
+            owner = find_part(name, path.is_symlink())
         if owner == part:
             count += 1
         else:
@@ -574,9 +577,9 @@ def main() -> None:
     options = parser.parse_args()
     unpack(options.archive, options.prefix / ROOT)
     report = stage(options.prefix, options.commit)
-    if options.part == PARTS[0]:  # the others would print the same
+    if options.part == PARTS[0]:  # the other packages would print the same report
         print(*report, sep="\n")
-    keep(options.prefix, options.part, options.licenses)
+    keep_part(options.prefix, options.part, options.licenses)
 
 
 if __name__ == "__main__":

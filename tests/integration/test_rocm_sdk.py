@@ -69,9 +69,9 @@ def stage(source: Path, tmp_path: Path, commit: str = sdk_tree.COMMIT) -> Path:
 
 
 def test_stage(source: Path, tmp_path: Path) -> None:
-    before = {n: sha256_file(p) for n, p in tree.files_below(source).items() if p.is_file()}
-    links = {n: p.readlink() for n, p in tree.files_below(source).items() if p.is_symlink()}
-    staged = tree.files_below(stage(source, tmp_path))
+    before = {n: sha256_file(p) for n, p in tree.list_files(source).items() if p.is_file()}
+    links = {n: p.readlink() for n, p in tree.list_files(source).items() if p.is_symlink()}
+    staged = tree.list_files(stage(source, tmp_path))
     gone = set(before) - set(staged)
     assert gone == DROPPED
     changed = {n for n in set(before) & set(staged) if sha256_file(staged[n]) != before[n]}
@@ -102,7 +102,7 @@ def test_what_is_a_warning(source: Path, tmp_path: Path) -> None:
     name = "lib/librocprof-sys.so.1"
     assert f"warning: devel: {name} needs libdyninst.so.13, which no package has" in report
     (line,) = [line for line in report if "MIOpen" in line]
-    assert line.startswith("warning: no find-db of MIOpen for gfx1151")
+    assert line.startswith("warning: no find-db for gfx1151")
 
 
 def test_all_faults_are_named_at_once(source: Path, tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_the_archive_is_unpacked_and_removed(made: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "files dropped:" in done.stdout and "core: " in done.stdout
     assert not archive.exists()
-    present = tree.files_below(prefix / tree.ROOT)
-    assert present and {tree.part_of(n, p.is_symlink()) for n, p in present.items()} == {"core"}
+    present = tree.list_files(prefix / tree.ROOT)
+    assert present and {tree.find_part(n, p.is_symlink()) for n, p in present.items()} == {"core"}
 
 
 @pytest.mark.parametrize("size", [0, 1000, -1000])
@@ -151,14 +151,14 @@ def test_a_damaged_archive(made: Path, tmp_path: Path, size: int) -> None:
 def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
     """The union of the packages is the staged tree, and none is in two."""
     staged = stage(source, tmp_path)
-    whole = set(tree.files_below(staged))
+    whole = set(tree.list_files(staged))
     parts = {}
     for part in tree.PARTS:
         copy = tmp_path / part
         subprocess.run(["cp", "-a", tmp_path / "prefix", copy], check=True)
-        tree.keep(copy, part, tmp_path / f"{part}-licenses")
+        tree.keep_part(copy, part, tmp_path / f"{part}-licenses")
         assert (tmp_path / f"{part}-licenses/share/doc/hip/LICENSE.txt").read_text() == "MIT\n"
-        parts[part] = set(tree.files_below(copy / tree.ROOT))
+        parts[part] = set(tree.list_files(copy / tree.ROOT))
     assert sorted(n for names in parts.values() for n in names) == sorted(whole)
     assert {"lib/libamdhip64.so", "lib/llvm/lib/libLLVM.so.23.0", tree.SUMS} <= parts["core"]
     kernels = {".kpack/blas_gfx1151.kpack", "lib/rocblas/library/Kernels_gfx1151.co"}
@@ -188,7 +188,7 @@ def library(name: str, *needs: str) -> Callable[[Path], object]:
 SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another commit": (
         lambda s: (s / tree.MANIFEST).write_text(json.dumps({"the_rock_commit": "0" * 40})),
-        f"names TheRock commit {'0' * 40}, the recipe {sdk_tree.COMMIT}",
+        f"names TheRock commit {'0' * 40}, but the recipe {sdk_tree.COMMIT}",
     ),
     "no manifest": (lambda s: (s / tree.MANIFEST).unlink(), "is not a TheRock manifest"),
     "dangling": (
@@ -223,7 +223,7 @@ SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no cholmod": (
         library("lib/libhipsolver.so.1"),
-        "nothing needs lib/host-math/lib/libcholmod.so: take its GPL out",
+        "nothing needs lib/host-math/lib/libcholmod.so: remove the GPL",
     ),
 }
 
@@ -241,7 +241,7 @@ def test_unlicensed_is_refused(source: Path, tmp_path: Path) -> None:
     staged = stage(source, tmp_path)
     (staged / "share/doc/hip/LICENSE.txt").unlink()
     with pytest.raises(SystemExit, match="no licence text"):
-        tree.keep(tmp_path / "prefix", "core", tmp_path / "licenses")
+        tree.keep_part(tmp_path / "prefix", "core", tmp_path / "licenses")
 
 
 @pytest.fixture

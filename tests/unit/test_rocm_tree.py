@@ -71,7 +71,7 @@ def test_paths_of_the_build_machine(
     file = tmp_path / name
     file.parent.mkdir(parents=True)
     file.write_text(before.format(build, build))
-    changed = tree.mend_paths(tmp_path)
+    changed = tree.fix_paths(tmp_path)
     assert file.read_text() == after
     expected = [name] if build in before.format(build, build) else []
     assert changed == expected
@@ -91,7 +91,7 @@ def test_paths_of_the_build_machine(
 def test_a_path_of_another_form_is_refused(tmp_path: Path, name: str, path: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(f'set(A "{path}")\n')
-    tree.mend_paths(tmp_path)
+    tree.fix_paths(tmp_path)
     with pytest.raises(SystemExit, match=rf"{name} names .*{path.removeprefix('-I')}"):
         tree.check_paths(tmp_path)
 
@@ -122,7 +122,7 @@ def test_a_cmake_target_without_its_file(tmp_path: Path) -> None:
         f'{append}"${{_IMPORT_PREFIX}}/lib/libx.so.1" )\n'
         f'{append}"${{_IMPORT_PREFIX}}/lib/libx.a" "${{_IMPORT_PREFIX}}/lib/libx.so.1" )\n'
     )
-    (line,) = tree.unmet_targets(tmp_path)
+    (line,) = tree.find_unmet_targets(tmp_path)
     assert line.startswith("lib/cmake/x/x-targets-none.cmake names lib/libx.a, which is not in")
 
 
@@ -132,7 +132,7 @@ def test_miopens_databases(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name.replace("*", "1")).touch()
     (line,) = tree.check_contents(tmp_path)
-    assert line.startswith("no find-db of MIOpen for gfx1151")
+    assert line.startswith("no find-db for gfx1151")
     database = tmp_path / "share/miopen/db/gfx1151_20.HIP.fdb.txt"
     database.parent.mkdir(parents=True)
     database.touch()
@@ -152,7 +152,7 @@ def test_all_may_read_the_tree(tmp_path: Path) -> None:
     program.touch(mode=0o711)
     (tmp_path / "link").symlink_to("gone")
     database.parent.chmod(0o500)
-    tree.open_tree(tmp_path)
+    tree.set_permissions(tmp_path)
     modes = [path.stat().st_mode & 0o777 for path in (database.parent, database, program)]
     assert modes == [0o755, 0o644, 0o755]
 
@@ -166,8 +166,5 @@ def test_all_may_read_the_tree(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_begin_like_others(name: str, part: str) -> None:
-    """A file whose name begins like another's belongs to the package that its own rule names.
-
-    integration/test_rocm_sdk.py tests every rule.
-    """
+    """integration/test_rocm_sdk.py has a file of each rule."""
     assert tree.part_of(name, False) == part

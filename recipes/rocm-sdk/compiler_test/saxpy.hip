@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a user's extension needs: HIP's headers, device code for gfx1151, and conda's C++ library.
+// A program that uses the same parts as a user's extension: HIP's headers, device code, and conda's C++ library.
 #include <hip/hip_runtime.h>
 
 #include <cmath>
