@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# In stages: a run that was stopped goes on at the stage, and ninja at the file. A new build folder finds
-# its objects in ccache.
+# The build is divided into stages. If it is stopped, the next run continues at the same stage, and ninja at the same
+# file. A build in a new folder finds its objects in ccache.
 set -euo pipefail
 # shellcheck source=recipes/pytorch/options.sh
 source "$RECIPE_DIR/options.sh"
@@ -10,12 +10,12 @@ source checks/stages.sh
 
 prepare() {
     python "$RECIPE_DIR/check_aotriton_pin.py" cmake/External/aotriton.cmake "$AOTRITON_COMMIT"
-    # with this file CMake requires every submodule to be complete, even unused ones
+    # If this file exists, CMake requires every submodule to be complete, even unused ones.
     rm -f .gitmodules
-    # NNPACK would download six, which the host environment has
+    # NNPACK would download the package six, which the host environment already has.
     : > third_party/NNPACK/cmake/DownloadSix.cmake
-    # Below the source tree, because CMake writes the folder of any other library into RPATH. A separate
-    # prefix, because torch installs everything in its lib and include.
+    # Link AOTriton into the source tree, because CMake would write the folder of a library elsewhere into RPATH. It has
+    # a separate prefix, because torch installs everything in that prefix's lib and include.
     ln -sfn "$PREFIX/opt/aotriton" "$AOTRITON_INSTALLED_PREFIX"
     make_gcc_view
     python tools/amd_build/build_amd.py
@@ -28,27 +28,27 @@ configure() {
 }
 
 compile() {
-    # Twice: one of torch's globs lists a header that the build makes. So CMake runs again, and a few
-    # files are compiled and three libraries linked again.
+    # Run this twice, because one of torch's globs matches a header that the build makes. The second run configures
+    # again, compiles a few files and links three libraries.
     for _ in 1 2; do
         cmake --build build --target install --parallel "$MAX_JOBS"
     done
 }
 
 prune() {
-    # setup.py builds again, before it copies what is installed three times. With nothing to build it
-    # needs no object, and of the submodules no source: their room, some 5 GB, is that of the copies.
+    # setup.py would build again, and then copies the installed files three times. With this build.ninja there is nothing
+    # to build, so object files and the submodules' sources can be removed. That frees some 5 GB for the copies.
     echo 'build install: phony' > build/build.ninja
     find build -type f ! -name build.ninja ! -name CMakeCache.txt ! -name '*compile_commands.json' \
         ! -path '*/proto/*.py' -delete
-    # setup.py looks for submodules by their CMakeLists.txt, and bundles their licences
+    # Keep the files of submodules that setup.py needs: CMakeLists.txt and licences.
     find third_party -type f ! -path '*/valgrind-headers/*' ! -name '*.py' ! -name CMakeLists.txt \
         ! -ipath '*licen[cs]e*' ! -iname 'copying*' ! -iname 'notice*' -delete
 }
 
 install() {
-    # By $PYTHON, as CMake was given it: with another Python_EXECUTABLE setup.py configures again,
-    # without our -D.
+    # Use $PYTHON, the same path that CMake was given. With another Python_EXECUTABLE, setup.py would configure again,
+    # without our -D options.
     "$PYTHON" -m pip install . --no-deps --no-index --no-build-isolation --no-compile -v
     python "$RECIPE_DIR/lay_out.py" "$SP_DIR/torch" "$PREFIX" "$SRC_DIR"
     python -m compileall -q -j0 -s "$PREFIX" --invalidation-mode unchecked-hash \
@@ -56,9 +56,9 @@ install() {
 }
 
 clean() {
-    # rattler-build copies this folder once for itself and once for each output: without this, several
-    # GB five times. Licence texts and checks are all that the outputs take from it. Links go too:
-    # ittapi has one among its licences, and a package with a link in `info` is refused.
+    # rattler-build copies this folder five times (for itself and for each output), and it has several GB. The outputs
+    # need only licence texts and checks. Links are removed too: one of ittapi's licences is a link, and packages with
+    # a link in `info` are refused.
     find . -mindepth 2 ! -type d \( -type l -o ! -path '*/LICENSE*' ! -path './checks/*' \) -delete
     find . -mindepth 1 -type d -empty -delete
 }

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fail unless torch names the AOTriton commit that our package is built from.
+"""Check that torch pins the AOTriton commit that our package is built from.
 
 usage: check_aotriton_pin.py cmake/External/aotriton.cmake COMMIT
 
-AOTriton's headers and library change from commit to commit under the same file names, and with
-AOTRITON_INSTALLED_PREFIX torch's build checks no version: a mismatch would only show at run time.
+AOTriton's headers and library change between commits, but their file names do not. With
+AOTRITON_INSTALLED_PREFIX, torch's build does not check the version. So without this check, a
+mismatch would be noticed only at run time.
 """
 
 import re
@@ -16,7 +17,7 @@ PIN = re.compile(r'^\s*set\(\s*__AOTRITON_CI_COMMIT\s+"?([^"\s)]+)"?\s*\)', re.M
 
 
 def find_fault(text: str, commit: str) -> str:
-    """Return what is wrong with torch's pin; empty if nothing is.
+    """Return the fault of torch's pin, or an empty string if the pin is right.
 
     Args:
         text: The content of aotriton.cmake.
@@ -42,7 +43,7 @@ if __name__ == "__main__":
     path = Path(sys.argv[1])
     commit = sys.argv[2]
     if not path.is_file():
-        sys.exit(f"{path} does not exist: torch has moved it")
+        sys.exit(f"{path} does not exist: this release of torch has it elsewhere")
     fault = find_fault(path.read_text(), commit)
     if fault:
         sys.exit(f"{path} {fault}")

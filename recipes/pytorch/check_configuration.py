@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fail right after CMake, not hours later, if torch is not configured as intended.
+"""Check right after CMake that torch is configured as intended.
 
 usage: check_configuration.py BUILD_FOLDER CONFIGURE_LOG PREFIX GPU
 
-torch's CMake turns off what it does not find and goes on. build.ninja says what will be compiled.
+If torch's CMake does not find a requirement, it turns a feature off and continues. Without this
+check, that would be noticed only after hours. The faults are found in CMake's log and in
+build.ninja, which lists all compiler commands.
 """
 
 import re
 import sys
 from pathlib import Path
 
-# Names as in the summary that CMake prints at the end.
+# Values in the summary that CMake prints at the end.
 SUMMARY = {
     "USE_ROCM": "ON",
     "USE_CUDA": "OFF",
@@ -23,7 +25,7 @@ SUMMARY = {
     "USE_NCCL": "ON",
     "USE_GLOO": "ON",
     "USE_KINETO": "ON",
-    # torch turns these off by itself where it lacks something
+    # torch turns these off if a requirement is missing
     "USE_BLAS": "ON",
     "USE_LAPACK": "ON",
     "USE_OPENMP": "ON",
@@ -36,10 +38,10 @@ TRUE = {"ON", "1", "YES", "TRUE", "Y"}
 
 
 def find_faults(ninja: str, log: str, prefix: str, gpu: str) -> list[str]:
-    """Return what is wrong with torch's configuration, one line each.
+    """Return the faults of torch's configuration, one line each.
 
     Args:
-        ninja: The text of build.ninja and the files that it includes.
+        ninja: The text of build.ninja and of the files that it includes.
         log: The output of CMake.
         prefix: The host prefix.
         gpu: The architecture of the GPU.
@@ -56,7 +58,7 @@ def find_faults(ninja: str, log: str, prefix: str, gpu: str) -> list[str]:
             "AOTriton does not come from our package (no line 'Using Preinstalled AOTriton')"
         )
     if "Using Kineto with Roctracer support" not in log or "-DHAS_ROCTRACER" not in ninja:
-        faults.append("Kineto, the profiler's library, is built for the CPU alone")
+        faults.append("Kineto, the profiler's library, is built only for the CPU")
     if "Found system Eigen at" not in log:
         faults.append("Eigen does not come from the environment, so it would be cloned")
     return [
@@ -67,7 +69,7 @@ def find_faults(ninja: str, log: str, prefix: str, gpu: str) -> list[str]:
 
 
 def find_rule_faults(ninja: str, gpu: str) -> list[str]:
-    """Return what is wrong with what will be compiled, one line each."""
+    """Return the faults of the compiler and linker commands, one line each."""
     faults = []
     architectures = set(re.findall(r"--offload-arch=(\w+)", ninja))
     if architectures != {gpu}:
@@ -82,14 +84,14 @@ def find_rule_faults(ninja: str, gpu: str) -> list[str]:
         faults.append("HIP files are not compiled against conda's GCC (no --gcc-install-dir)")
     for name in ("fbgemm_genai", "mslk"):
         if re.search(rf"\b(lib)?{name}\.(a|so)\b|/{name}\.dir/", ninja):
-            faults.append(f"{name} is built, and has no kernel for {gpu}")
+            faults.append(f"{name} is built, although it has no kernel for {gpu}")
     return faults
 
 
 def find_foreign_parts(ninja: str, prefix: str) -> list[str]:
-    """Return what is not from the environment, one line each."""
+    """Return a line for each part that does not come from the environment."""
     faults = []
-    # ExternalProject marks each of its downloads with a stamp
+    # CMake's ExternalProject has a stamp file for each download.
     stamps = set(re.findall(r"\S*-stamp/([\w.+-]+)-download\b", ninja))
     for stamp in sorted(stamps):
         faults.append(f"{stamp} would be downloaded during the build")
@@ -106,7 +108,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 5:
         sys.exit(__doc__.split("\n\n")[1])
     folder, log_file, prefix, gpu = sys.argv[1:]
-    # CMake divides build.ninja: rules.ninja holds the compilers
+    # CMake also writes rules.ninja, which has the compilers.
     parts = [*Path(folder).glob("*.ninja"), *Path(folder).glob("CMakeFiles/*.ninja")]
     if not parts:
         sys.exit(f"{folder} has no build.ninja: CMake did not finish")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
-# GCC laid out as clang expects it. Clang looks for headers, libraries and ld relative to libgcc's
-# folder, and conda keeps them elsewhere; so that folder is recreated here, full of links. With it as
-# --gcc-install-dir, the HIP compiler uses the same libstdc++ and linker as $CXX.
+# Make a view of conda's GCC in the layout that clang expects. Clang looks for headers, libraries and ld relative to
+# libgcc's folder, but conda has them elsewhere. The view is a folder of links to them. With the option
+# --gcc-install-dir=VIEW, the HIP compiler uses the same libstdc++ and linker as $CXX.
 
 gcc_target=$("$CXX" -dumpmachine) gcc_version=$("$CXX" -dumpfullversion)
 gcc_view="$SRC_DIR/gcc/lib/gcc/$gcc_target/$gcc_version"
@@ -16,7 +16,7 @@ make_gcc_view() {
     ln -sfn "$(dirname "$("$CXX" -print-file-name=libstdc++.so)")" "$root/lib"
 }
 
-# The folder where $CXX finds one of its own headers.
+# header_folder NAME: print the folder in which $CXX finds a header of its own
 header_folder() {
     local -a files
     read -ra files < <(echo "#include <$1>" | "$CXX" -x c++ -M - | tr -d '\\\n')

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Move what is not Python out of site-packages/torch, to where conda-forge's libtorch has it.
+"""Move torch's libraries, headers and programs from site-packages/torch to the prefix.
 
 usage: lay_out.py SITE_PACKAGES/torch PREFIX SOURCE_TREE
 
-Links stay in site-packages, for torch finds its parts there. The link of lib is one of the folder,
-not of each library: glibc takes $ORIGIN from the path by which a library was found, and `..` from a
-linked folder leads back into the prefix. So $ORIGIN/../opt/rocm/lib holds for both paths, and
-AOTriton finds its images beside its library.
+The new places are those of conda-forge's libtorch. Links remain in site-packages, because torch
+looks for its parts there. `lib` is a single link to the folder, not a folder of links: glibc
+determines $ORIGIN from the path by which it has found a library, and `..` of a linked folder leads
+back to the prefix. So $ORIGIN/../opt/rocm/lib is right for both paths, and AOTriton finds its
+images in its library's folder.
 """
 
 import os
@@ -20,7 +21,7 @@ PARTS = {
     "lib": ["*.so"],
     "share/cmake": ["ATen", "Caffe2", "Tensorpipe", "Torch"],
 }
-# Copies that torch's build made of the aotriton package; with wildcards to find dangling links too.
+# torch's build copies these files from the aotriton package. Wildcards also match dangling links.
 COPIES = ["lib/libaotriton*", "lib/aotriton*", "include/aotriton*"]
 
 
@@ -33,17 +34,17 @@ def lay_out(torch: Path, prefix: Path, source_tree: Path) -> None:
         source_tree: The folder of the build.
 
     Raises:
-        SystemExit: A part is missing, a file is in the way, or a text names the source tree.
+        SystemExit: A part is missing, a target already exists, or a text names the source tree.
     """
     _remove_copies(torch)
     for folder, patterns in PARTS.items():
         for pattern in patterns:
             paths = sorted((torch / folder).glob(pattern))
             if not paths:
-                sys.exit(f"{torch / folder} has no {pattern}: torch installs something else now")
+                sys.exit(f"{torch / folder} has no {pattern}, which torch used to install")
             for path in paths:
                 _move(path, prefix / folder / path.name)
-    # bundled static libraries and tools, which no extension uses, go with the folders
+    # This also removes static libraries and tools, which no extension uses.
     for folder in ("bin", "lib", "share"):
         shutil.rmtree(torch / folder)
         _link(torch / folder, prefix / folder)
@@ -66,7 +67,7 @@ def _remove_copies(torch: Path) -> None:
 
 def _move(path: Path, target: Path) -> None:
     if target.exists():
-        sys.exit(f"{target} is there already: another package of the host environment has it")
+        sys.exit(f"{target} already exists: another package of the host environment has it")
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(path, target)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: attention and a matrix product on the GPU, against fp64 on the CPU.
+"""Package test: compare attention and a matrix product on the GPU with float64 on the CPU.
 
-It is skipped without a GPU, and on any other one.
+The test is skipped without a GPU, and on other GPUs.
 
-Attention is checked in full by `strix-validate attention`. It is a test of strix-validate, which
-needs pytorch and so cannot be a test of it. No convolution: MIOpen of ROCm 10.0 fails there
-(ROCm/MIOpen#3964), and this test stands between a build of hours and its package.
+`strix-validate attention` checks attention completely, but pytorch cannot use strix-validate in its
+tests, because strix-validate requires pytorch. Convolutions are not tested: they fail with MIOpen
+of ROCm 10.0 (ROCm/MIOpen#3964), and a failed test would discard the result of a build of hours.
 """
 
 import sys
@@ -22,12 +22,12 @@ reason = find_skip_reason()
 if reason:
     print(f"SKIPPED: {reason}; nothing ran on {ARCH}")
     sys.exit()
-require(torch.cuda.is_available(), f"KFD names a {ARCH}, but torch sees no GPU")
+require(torch.cuda.is_available(), f"KFD lists a {ARCH}, but torch finds no GPU")
 properties = torch.cuda.get_device_properties(0)
 arch = properties.gcnArchName
-require(arch.split(":")[0] == ARCH, f"this GPU is {arch}, and the package is for {ARCH}")
+require(arch.split(":")[0] == ARCH, f"this GPU is {arch}, but the package is for {ARCH}")
 
-# The largest relative error, five eps of the type.
+# The largest allowed relative error of each dtype, five times its eps.
 BOUNDS = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
 FLOAT32_BOUND = 1e-3
 BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
@@ -40,7 +40,7 @@ def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def attention(inputs, backend, device, dtype):
-    """Return output and gradients of causal attention."""
+    """Return the output and the gradients of causal attention."""
     tensors = [x.to(device, dtype).detach().requires_grad_() for x in inputs]
     with sdpa_kernel(backend):
         out = F.scaled_dot_product_attention(*tensors, is_causal=True)
@@ -61,7 +61,8 @@ for head_dim in (64, 128):
             require(error < bound, f"{case}, bound {bound}")
             print(case)
 
-# gfx11 has no such kernel: torch must refuse, not return whatever is in memory
+# There is no kernel for head dimension 512 on gfx11. torch must raise an error instead of returning
+# uninitialized memory.
 wide = [torch.randn(1, 1, 64, 512, device="cuda", dtype=torch.float16) for _ in range(3)]
 for backend in BACKENDS:
     try:
@@ -70,8 +71,8 @@ for backend in BACKENDS:
     except RuntimeError:
         continue
     raise CheckFailed(f"{backend.name} accepts head dim 512")
-# Called without torch's choice of a backend, AOTriton refuses, and torch must report that. A wrong
-# argument would be another error.
+# This call goes directly to AOTriton, which refuses it, and torch must report that. A wrong
+# argument would raise another error than AcceleratorError.
 try:
     torch.ops.aten._efficient_attention_forward(*wide, *[None] * 5, 0.0, 0)
 except torch.AcceleratorError:

@@ -223,7 +223,7 @@ def test_a_repository_that_is_elsewhere(
     hostile.lose()
     change(hostile)
     hostile.require_accepted(False)
-    with pytest.raises(NotAttempted, match="name a repository itself, not a worktree"):
+    with pytest.raises(NotAttempted, match="name the repository itself, not a worktree"):
         git.fetch(hostile.repository.as_uri(), hostile.commit, hostile.folder / "got")
 
 

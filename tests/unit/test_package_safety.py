@@ -102,7 +102,7 @@ LISTS: dict[str, tuple[Callable[[list[dict]], object], str]] = {
     "twice": (lambda paths: paths.append(paths[0]), "twice"),
     "not all": (lambda paths: paths.pop(), "not in info/paths.json"),
     "more": (lambda paths: paths.append(paths[0] | {"_path": "more"}), "only in info/paths.json"),
-    "a link as a file": (lambda paths: paths[1].update(path_type="hardlink"), "not both"),
+    "a link as a file": (lambda paths: paths[1].update(path_type="hardlink"), "or the reverse"),
     "another shape": (lambda paths: paths.append([]), "is not a list"),
     "another content": (lambda paths: paths[0].update(sha256="0" * 64), "another sha256"),
 }

@@ -662,7 +662,7 @@ def test_commands(
     assert "is not a directory" in publish(to="https://host/channel", code=2)
     circle = tmp_path / "circle"
     circle.symlink_to(circle)
-    assert "is not a path" in publish(to=str(circle), code=2)
+    assert "cannot be a path" in publish(to=str(circle), code=2)
     output = publish()
     assert f"added noarch/{dist}.conda" in output
     assert "1 packages added" in output
@@ -675,7 +675,7 @@ def test_commands(
     publish()
     assert len((target / "index.html").read_text().splitlines()) == 1
     page.write_text('raise SystemExit("no page, because")\n')
-    assert f"{target} is published, but its page is not" in publish(code=1)
+    assert f"{target} is published, but its page could not be written" in publish(code=1)
     assert "no page, because" in capfd.readouterr().err
     page.unlink()
     for words in (["--withdraw", dist], ["--reason", "x"], ["--withdraw", dist, "--reason", " "]):
