@@ -2,12 +2,12 @@
 set -euo pipefail
 
 export AITER_TRITON_ONLY=1
-# otherwise setup.py downloads another Triton
+# Without this, setup.py would download another Triton.
 export AITER_USE_SYSTEM_TRITON=1
 export PREBUILD_KERNELS=0
-# the archive has no git history to read the version from
+# setuptools-scm would read the version from git, but the source has no git history.
 export SETUPTOOLS_SCM_PRETEND_VERSION="$PKG_VERSION"
 
 "$PYTHON" -m pip install . --no-deps --no-build-isolation -vv
-# sources of the C++ kernels, for a build at run time that the Triton-only package never does
+# Remove the sources of C++ kernels. They are for compilation at run time, which this package does not do.
 rm -rf "$SP_DIR/aiter_meta"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: libamd_smi loads, and is from this environment."""
+"""Package test: libamd_smi can be loaded, and is that of this environment."""
 
 import sys
 from pathlib import Path
@@ -21,9 +21,9 @@ if reason:
 else:
     try:
         amdsmi_init()
-        # An APU may be missing from the list; vLLM's patch 0001 is for that case.
+        # The list may lack an APU. For that case, vLLM has patch 0001.
         gpus = amdsmi_get_processor_handles()
         print(f"AMD SMI lists {len(gpus)} GPUs")
         amdsmi_shut_down()
     except AmdSmiException as error:
-        sys.exit(f"AMD SMI does not initialise: {error}")
+        sys.exit(f"AMD SMI cannot be initialized: {error}")

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# The activation of rocm-sdk-devel sets compiler, device libraries and the GPU.
-# CMake reads HIP's flags from here; without them clang takes the headers of the machine's own GCC
+# Activating rocm-sdk-devel sets the compiler, the device libraries and the GPU. CMake reads additional options for HIP
+# from HIPFLAGS: without these, clang would use the headers of the system's GCC.
 HIPFLAGS="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
 export HIPFLAGS
 # shellcheck source=recipes/checks/max_jobs.sh
 source checks/max_jobs.sh
 
-# cpu as well: import asks for that library where torch sees no GPU
+# Build the library for the CPU as well: if torch finds no GPU, `import bitsandbytes` loads that one.
 for backend in hip cpu; do
     # shellcheck disable=SC2086
     cmake -S . -B "build-$backend" -G Ninja ${CMAKE_ARGS:-} -DCMAKE_BUILD_TYPE=Release \

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: compare what bitsandbytes computes with float64, on the GPU if it is there.
+"""Package test: compare the results of bitsandbytes with float64, on the GPU if there is one.
 
-Codes must be the nearest of the codebook, block by block. Products, gradients and optimiser steps
-are compared with float64 from the codes that the device holds, so that quantisation hides no error.
-On the CPU only the package's own library is checked.
+In each block, each code must be the nearest one of the codebook. For products, gradients and
+optimiser steps, the float64 reference is computed from the quantised codes on the device, so that
+the quantisation error does not hide a fault. On the CPU, only the package's own library is checked.
 """
 
 import ctypes
@@ -20,7 +20,8 @@ from checks.gpu import find_skip_reason
 from checks.target import ARCH
 from checks.verdict import require
 
-# QLoRA's table, and FP4's eight magnitudes with the sign in front
+# The values of the data types. NF4 is QLoRA's table. FP4 has eight magnitudes; the first bit is the
+# sign.
 NF4 = [
     -1.0,
     -0.6961928009986877,
@@ -53,7 +54,7 @@ def to_float64(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_blocks(values: torch.Tensor, size: int) -> torch.Tensor:
-    """Return values in rows of `size`, the last one filled up with zeros."""
+    """Return values in rows of `size`. The last row is padded with zeros."""
     flat = to_float64(values).flatten()
     padding = -len(flat) % size
     return torch.nn.functional.pad(flat, (0, padding)).view(-1, size)
@@ -66,23 +67,24 @@ def unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def multiply_scale(values: torch.Tensor, scale: torch.Tensor, size: int) -> torch.Tensor:
-    """Return values times the scale of their block of `size`."""
+    """Multiply each value by the scale of its block. A block has `size` values."""
     scaled = to_blocks(values, size) * scale.cpu().double()[:, None]
     return scaled.flatten()[: len(values)]
 
 
 def require_nearest(values, codes, scale, table, size, tolerance, case, keeps_sign=False) -> None:
-    """Require that each code names the entry of `table` that is nearest to the scaled value.
+    """Require that each code is the one whose value is nearest to the scaled value.
 
     Args:
         values: The values that were quantised.
         codes: The codes.
-        scale: The scale of each block: it must be the block's largest magnitude.
+        scale: The scale of each block, which must be the block's largest magnitude.
         table: The value of each code.
         size: The size of a block.
-        tolerance: How far scales and codes may be off.
-        case: What is compared, for the message.
-        keeps_sign: Optimisers move a code by one where the nearest has the other sign.
+        tolerance: The largest allowed error of scales and codes.
+        case: A description of the comparison, for the message.
+        keeps_sign: Also accept a neighbouring code if the nearest one has the other sign, because
+            optimisers keep the sign.
     """
     rows = to_blocks(values, size)
     largest = rows.abs().amax(1)
@@ -97,12 +99,12 @@ def require_nearest(values, codes, scale, table, size, tolerance, case, keeps_si
         is_moved = (codes - nearest).abs() == 1
         has_other_sign = torch.signbit(table[nearest]) != torch.signbit(x)
         excess[is_moved & has_other_sign] = 0
-    excess[x == 0] = 0  # a block of zeros: any code times 0
+    excess[x == 0] = 0  # in a block of zeros, any code is right, since the scale is 0
     require(excess.max() <= tolerance, f"{case}: a code is {excess.max():.2e} off the nearest")
 
 
 def require_close(result, expected, dtype, case) -> None:
-    """Require that each number is within eight roundings of the root mean square of `expected`."""
+    """Require that each error is at most 8 eps (float32: 64 eps) times the RMS of `expected`."""
     bound = 8 * torch.finfo(dtype).eps
     if dtype == torch.float32:
         bound *= 8
@@ -111,9 +113,13 @@ def require_close(result, expected, dtype, case) -> None:
     require(error <= bound, f"{case}: off by {error:.2e}, bound {bound:.2e}")
 
 
-def blockwise(device: str, draw) -> int:
-    """Quantise and dequantise in all block sizes; the last block is short, the second one zero."""
-    # on the CPU only this kind is compiled code of the package
+def check_blockwise(device: str, draw) -> int:
+    """Check quantisation with all block sizes; the second block is zero, and the last one short.
+
+    Returns:
+        The number of cases, as for each function in `check_all`.
+    """
+    # On the CPU, only the kind `dynamic` uses compiled code of the package.
     kinds = ("dynamic",) if device == "cpu" else ("nf4", "fp4", "dynamic")
     cases = 0
     for dtype, size in itertools.product(DTYPES, BLOCKSIZES):
@@ -129,7 +135,7 @@ def blockwise(device: str, draw) -> int:
 
 
 def check_blocks(values: torch.Tensor, size: int, kind: str) -> None:
-    """Quantise and dequantise values in blocks of `size`."""
+    """Check quantisation and dequantisation of values in blocks of `size`."""
     dtype = values.dtype
     case = f"{kind}, {dtype}, blocks of {size}"
     if kind == "dynamic":
@@ -142,7 +148,7 @@ def check_blocks(values: torch.Tensor, size: int, kind: str) -> None:
         packed, state = F.quantize_4bit(values, blocksize=size, quant_type=kind)
         codes = unpack(packed, len(values))
         dequantised = F.dequantize_4bit(packed, state)
-    # on the CPU a table of 65,536 entries gives the code
+    # On the CPU, the code is looked up in a table of 65,536 entries, which is less exact.
     tolerance = 4e-5 if values.device.type == "cpu" else 1e-6
     require_nearest(values, codes, state.absmax, table, size, tolerance, case)
     expected = multiply_scale(table[codes], state.absmax, size)
@@ -152,8 +158,8 @@ def check_blocks(values: torch.Tensor, size: int, kind: str) -> None:
     require(is_right, f"{case}: dequantised wrong")
 
 
-def rows(device: str, draw) -> int:
-    """Weights whose rows end inside a block, for which the CPU's library has code in AVX-512."""
+def check_rows(device: str, draw) -> int:
+    """Check weights whose rows end inside a block. The CPU's library uses AVX-512 for them."""
     num_rows = 37
     cases = 0
     for dtype, kind, columns in itertools.product(DTYPES, TABLES, (32, 64, 96)):
@@ -169,7 +175,7 @@ def rows(device: str, draw) -> int:
 
 
 def dequantise_weight(layer: bnb.nn.Linear4bit, kind: str) -> torch.Tensor:
-    """Return the weight in float64 from its codes and scales, which may be quantised, too."""
+    """Return a weight in float64, from its codes and its scales, which may also be quantised."""
     state = layer.weight.quant_state
     codes = unpack(layer.weight.data, state.shape.numel())
     scale = state.absmax
@@ -181,14 +187,14 @@ def dequantise_weight(layer: bnb.nn.Linear4bit, kind: str) -> torch.Tensor:
     return multiply_scale(TABLES[kind][codes], scale, state.blocksize).view(state.shape)
 
 
-def linear_4bit(device: str, draw) -> int:
-    """Linear4bit and its gradient: the fused kernel, for at most eight rows, and the other way."""
+def check_linear_4bit(device: str, draw) -> int:
+    """Check Linear4bit and its gradient: the fused kernel (up to eight rows) and the other path."""
     cases = 0
-    # columns, size of a block, quantised scales, kind
+    # columns, size of a block, whether scales are quantised, kind
     shapes = (
-        (1152, 64, True, "nf4"),  # more than one round of 1,024
-        (96, 32, False, "fp4"),  # one short round
-        (96, 64, True, "nf4"),  # columns that are no multiple of the block
+        (1152, 64, True, "nf4"),  # more than one iteration of 1,024 columns
+        (96, 32, False, "fp4"),  # one short iteration
+        (96, 64, True, "nf4"),  # the number of columns is not a multiple of the block size
     )
     for dtype, (columns, size, nested, kind) in itertools.product(DTYPES, shapes):
         layer = bnb.nn.Linear4bit(
@@ -219,8 +225,8 @@ def linear_4bit(device: str, draw) -> int:
     return cases
 
 
-def linear_8bit(device: str, draw) -> int:
-    """Linear8bitLt forward and backward, with and without columns of outliers; int8 products."""
+def check_all_8bit(device: str, draw) -> int:
+    """Check Linear8bitLt forward and backward, with and without outliers, and int8 products."""
     cases = 0
     for columns, num_rows, threshold in itertools.product((64, 1500, 30), (1, 5, 40), (0.0, 6.0)):
         check_linear_8bit(device, draw, columns, num_rows, threshold)
@@ -233,7 +239,7 @@ def linear_8bit(device: str, draw) -> int:
 
 
 def check_linear_8bit(device: str, draw, columns: int, num_rows: int, threshold: float) -> None:
-    """Compare Linear8bitLt and its gradient. Values from `threshold` on are outliers."""
+    """Compare Linear8bitLt and its gradient. If not 0, values from `threshold` on are outliers."""
     case = f"Linear8bitLt {num_rows} x {columns}, threshold {threshold}"
     layer = bnb.nn.Linear8bitLt(columns, 48, has_fp16_weights=False, threshold=threshold)
     layer = layer.half().to(device)
@@ -265,7 +271,7 @@ def check_linear_8bit(device: str, draw, columns: int, num_rows: int, threshold:
 
 
 def check_int8(device: str, draw, num_rows: int, columns: int, inner: int) -> None:
-    """Require that int8 products are exact, and that the codes of weights are the nearest."""
+    """Require that int8 products are exact, and that codes of weights are rounded to nearest."""
     a = torch.randint(-127, 128, (num_rows, inner)).to(torch.int8)
     b = torch.randint(-127, 128, (columns, inner)).to(torch.int8)
     product = F.int8_linear_matmul(a.to(device), b.to(device)).cpu().long()
@@ -281,7 +287,7 @@ def check_int8(device: str, draw, num_rows: int, columns: int, inner: int) -> No
 
 
 def check_trained_8bit(device: str, draw) -> None:
-    """Compare the gradient of weights that train: it is a product of int8 codes itself."""
+    """Compare the gradient of trained weights, which is computed as a product of int8 codes."""
     layer = bnb.nn.Linear8bitLt(64, 48, has_fp16_weights=True).half().to(device)
     x = draw(40, 64).half()
     grad = draw(40, 48).half()
@@ -292,7 +298,7 @@ def check_trained_8bit(device: str, draw) -> None:
 
 
 def to_float32(numbers) -> list[float]:
-    """Return numbers as the kernels get them: 1 - 0.999 is another number in float32."""
+    """Round numbers to float32, as for the kernels, since for example 1 - 0.999 differs there."""
     return torch.tensor(numbers, dtype=torch.float32).tolist()
 
 
@@ -304,7 +310,7 @@ def compute_step(name, p, g, states, step, group):
         p: The parameter.
         g: Its gradient.
         states: The states before the step.
-        step: The number of the step, from 1 on.
+        step: The number of the step, beginning with 1.
         group: The options of the optimiser.
 
     Returns:
@@ -342,11 +348,11 @@ def read_states(state) -> tuple[list[torch.Tensor], list[tuple]]:
     """Read the states of an optimiser.
 
     Returns:
-        The states in float64; and for an optimiser of 8 bits codes, scales and table of each.
+        The states in float64; and the codes, scales and table of each state of an 8-bit optimiser.
     """
     if state["state1"].dtype != torch.uint8:
         tensors = [to_float64(state[key]) for key in ("state1", "state2") if key in state]
-        if tensors[0].dim() == 2:  # AdEMAMix has two in the first
+        if tensors[0].dim() == 2:  # the first tensor of AdEMAMix has two states
             tensors = [tensors[0][0], tensors[1], tensors[0][1]]
         return tensors, []
     parts = []
@@ -385,11 +391,12 @@ OPTIMISERS = (
     (bnb.optim.Adagrad32bit, DECAY),
     (bnb.optim.PagedAdamW32bit, DECAY),
 )
-WITHOUT_BFLOAT16 = ("SGD32bit", "RMSprop32bit", "Adagrad32bit")  # upstream has none
+# Upstream has no kernels for bfloat16 for these.
+WITHOUT_BFLOAT16 = ("SGD32bit", "RMSprop32bit", "Adagrad32bit")
 
 
-def optimisers(device: str, draw) -> int:
-    """Three steps of each optimiser; every step starts from the state that the device holds."""
+def check_optimisers(device: str, draw) -> int:
+    """Check three steps of each optimiser. Each step is compared from the state on the device."""
     cases = 0
     for (make, options), dtype in itertools.product(OPTIMISERS, DTYPES):
         name = make.__name__
@@ -398,7 +405,7 @@ def optimisers(device: str, draw) -> int:
         is_paged = name.startswith("Paged")
         if is_paged and dtype != torch.float32:
             continue
-        # a short last block; from 100,000 numbers on, paged states lie in managed memory
+        # The last block is short. Paged states are in managed memory only from 100,000 numbers on.
         size = 100_037 if is_paged else 1357
         parameter = torch.nn.Parameter(draw(size).to(device, dtype))
         if "8bit" in name and not is_paged:
@@ -412,7 +419,7 @@ def optimisers(device: str, draw) -> int:
 
 
 def check_step(optimiser, parameter: torch.nn.Parameter, step: int, case: str) -> None:
-    """Make a step of an optimiser, and compare its parameter and states."""
+    """Take a step of an optimiser, and compare its parameter and states."""
     group = optimiser.param_groups[0]
     if not optimiser.state[parameter]:
         optimiser.init_state(group, parameter, 0, 0)
@@ -427,48 +434,48 @@ def check_step(optimiser, parameter: torch.nn.Parameter, step: int, case: str) -
     eps = torch.finfo(dtype).eps
     bound = 2 * eps * start.abs() + max(1e-4, 2 * eps) * (expected - start).abs()
     excess = ((to_float64(parameter) - expected).abs() - bound).max()
-    require(excess <= 0, f"{case}: a parameter is {excess:.2e} beyond its bound")
+    require(excess <= 0, f"{case}: the error of a parameter exceeds its bound by {excess:.2e}")
     states, parts = read_states(optimiser.state[parameter])
     for number, (state, expected_state) in enumerate(zip(states, expected_states, strict=True)):
         if parts:
             codes, scale, table = parts[number]
             require_nearest(expected_state, codes, scale, table, 256, 1e-5, case, keeps_sign=True)
         else:
-            # decay is added to the gradient in its own type
+            # The kernel adds decay to the gradient in the gradient's dtype.
             require_close(state, expected_state, dtype, f"{case}, state")
 
 
 def check_all(device: str) -> None:
-    """Run the checks that are for a device, and print how many cases each has."""
+    """Run the checks for a device, and print their numbers of cases."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    checks = (blockwise, linear_4bit, linear_8bit, optimisers)
+    checks = (check_blockwise, check_linear_4bit, check_all_8bit, check_optimisers)
     if device == "cpu":
-        checks = (blockwise, rows)
+        checks = (check_blockwise, check_rows)
     for check in checks:
         cases = check(device, draw)
         print(f"{device}: {check.__name__}, {cases} cases correct", flush=True)
 
 
-def load() -> None:
-    """Load the library by the name that it must have where there is a GPU, with all its symbols."""
+def load_library() -> None:
+    """Load the library for the GPU by the name that bitsandbytes uses, and resolve all symbols."""
     path = PACKAGE_DIR / f"libbitsandbytes_rocm{get_cuda_version_string()}.so"
-    require(path.exists(), f"torch is for HIP {torch.version.hip}, and there is no {path}")
+    require(path.exists(), f"torch is for HIP {torch.version.hip}, but {path} does not exist")
     ctypes.CDLL(str(path), mode=os.RTLD_NOW)
 
 
 def main() -> None:
-    load()
+    load_library()
     check_all("cpu")
     reason = find_skip_reason()
     if reason:
         print(f"SKIPPED: GPU half, because {reason}; nothing ran on {ARCH}")
         return
-    require(torch.cuda.is_available(), f"KFD names a {ARCH}, but torch sees no GPU")
+    require(torch.cuda.is_available(), f"KFD lists a {ARCH}, but torch finds no GPU")
     check_all("cuda")
 
 

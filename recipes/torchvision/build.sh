@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# The activation of rocm-sdk-devel sets compiler, device libraries and gfx1151.
-# Without this, hipcc's clang takes the headers of the machine's own GCC
+# Activating rocm-sdk-devel sets the compiler, the device libraries and the GPU. These options are additionally
+# necessary: without them, hipcc's clang would use the headers of the system's GCC.
 HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPCC_COMPILE_FLAGS_APPEND+=" --sysroot=$("$CXX" -print-sysroot)"
 export HIPCC_COMPILE_FLAGS_APPEND

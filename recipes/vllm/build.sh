@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# The activation of rocm-sdk-devel sets compiler, device libraries and gfx1151.
-# CMake reads HIP's flags from here; without them clang takes the headers of the machine's own GCC
+# Activating rocm-sdk-devel sets the compiler, the device libraries and the GPU. CMake reads additional options for HIP
+# from HIPFLAGS: without these, clang would use the headers of the system's GCC.
 HIPFLAGS="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
 export HIPFLAGS
