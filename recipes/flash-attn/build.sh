@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 set -euo pipefail
 
-# CUDA-only trees. setup.py would install the first as a top-level module of that name.
+# Remove folders that are only for CUDA. setup.py would install the first one as a top-level module `hopper`.
 rm -r hopper flash_attn/cute csrc
 
-# `auto` asks torch, which is not in the host environment
+# With the value `auto`, setup.py would import torch, which is not in the host environment.
 export BUILD_TARGET=rocm
-# the pure Python build; otherwise setup.py requires hipcc
+# Build only the Python files. Otherwise setup.py requires hipcc.
 export FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE
-# otherwise setup.py first tries to download a wheel
+# Without this, setup.py would first try to download a wheel.
 export FLASH_ATTENTION_FORCE_BUILD=TRUE
 export FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE
 

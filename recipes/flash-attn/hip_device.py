@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: flash-attn through Triton's own AMD driver, on an emulated gfx1151 device.
+"""Package test: run flash-attn with Triton's own AMD driver on an emulated gfx1151 device.
 
-`strix-emulate device -- python hip_device.py`. The driver, its C launcher and the HIP calls are
-those of a machine with a GPU; the runtime behind them is strix-emulate-hip. torch has no ROCm here,
-so its CPU tensors are put into device memory, which the host can read.
+    strix-emulate device -- python hip_device.py
+
+The driver, its C launcher and the HIP calls are the same as on a machine with a GPU. Only the HIP
+runtime is another one, that of strix-emulate-hip. torch may be a build without ROCm. So tensors are
+CPU tensors, whose memory is allocated by HIP; the host can read it.
 """
 
 import ctypes
@@ -20,7 +22,7 @@ SHAPE = (1, 70, 2, 64)  # batch, tokens, heads, head_dim
 
 
 class DeviceMemory(TorchDispatchMode):
-    """A mode in which new tensors get device memory. Kernels refuse pointers to other memory.
+    """A mode in which new tensors are in device memory, as kernels require.
 
     The memory is never freed.
 
@@ -39,7 +41,7 @@ class DeviceMemory(TorchDispatchMode):
         return tree_map_only(torch.Tensor, self.to_device, result)
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with the same content in device memory."""
+        """Return a tensor with the same content, in device memory."""
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if storage.data_ptr() in self.pointers or not size:
@@ -60,9 +62,9 @@ class DeviceMemory(TorchDispatchMode):
 
 
 def bypass_custom_operators(interface) -> None:
-    """Let flash-attn's functions call each other without torch's dispatcher.
+    """Make flash-attn's functions call each other without torch's dispatcher.
 
-    A mode does not see what is allocated inside of a custom operator.
+    Otherwise DeviceMemory would miss tensors that are allocated inside a custom operator.
 
     Args:
         interface: The module flash_attn_interface.
@@ -73,7 +75,7 @@ def bypass_custom_operators(interface) -> None:
 
 
 def use_tritons_driver() -> HIPDriver:
-    """Make Triton's driver the active one; torch.cuda, which has no device, only names it."""
+    """Activate Triton's HIP driver, without torch.cuda, which has no device here."""
     testing.stand_in()
     driver = HIPDriver()
     driver.get_current_device = lambda: 0
@@ -84,7 +86,7 @@ def use_tritons_driver() -> HIPDriver:
 
 def main() -> None:
     target = use_tritons_driver().get_current_target()
-    # asks for the device when it is imported
+    # Imported only here, because the import queries the active driver for the device.
     from flash_attn import flash_attn_interface
 
     if (target.backend, target.arch) != ("hip", "gfx1151"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: commands that each take one core for a while, side by side under pytest-xdist."""
+"""Package test: run several commands, in parallel with pytest-xdist, since each uses one core."""
 
 import subprocess
 
@@ -17,15 +17,15 @@ def select_checks(tier: str, names: tuple[str, ...]) -> str:
 
 
 COMMANDS = {
-    # forward and backward for gfx1151 from the real call path, read back from the code objects
+    # compile kernels for gfx1151 through flash-attn's functions, and check the code objects
     "compiled": select_checks("kernels", COMPILED),
-    # the same code objects through Triton's driver and a HIP runtime, as on a machine with a GPU
+    # run the same code objects with Triton's driver and a HIP runtime, as on a machine with a GPU
     "on a device": "strix-emulate device -- python hip_device.py",
-    # other tiles take effect
+    # check that other tiles take effect
     "tuned": "strix-validate tune Llama-3.2-1B --dry-run --only *forward*",
-    # numbers of the same kernels in Triton's interpreter; refusals of what would be wrong
+    # check results in Triton's interpreter, and that unsupported calls are refused
     "interpreted": "strix-validate attention --only flash-attn",
-    # and executed under emulation
+    # execute the kernels under emulation
     "emulated": select_checks("emulated", EMULATED),
 }
 

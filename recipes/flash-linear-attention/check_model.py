@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: a tiny random Gated DeltaNet in Triton's interpreter, against float64.
+"""Package test: run a tiny random Gated DeltaNet in Triton's interpreter, and compare with float64.
 
-Compared are its loss, the gradient of every weight, its logits, and those of token after token with
-a cache. The reference below computes token by token. It needs no GPU: run with TRITON_INTERPRET=1.
+The test compares the loss, the gradient of every weight, the logits of a complete sequence, and
+those of tokens that are given one by one, with a cache. The reference below computes token by
+token. No GPU is needed. Set TRITON_INTERPRET=1.
 """
 
 import os
@@ -18,7 +19,8 @@ from checks.verdict import require
 require(os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1: there may be no GPU")
 testing.stand_in()
 testing.complete_interpreter()
-warnings.simplefilter("ignore")  # exp2 of a masked number overflows; fla warns of the loss below
+# Hide warnings: exp2 of a masked number overflows, and fla warns about the fused loss.
+warnings.simplefilter("ignore")
 
 from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM  # noqa: E402 (after the stand-in)
 
@@ -26,11 +28,12 @@ NUM_HEADS = 2
 HEAD_DIM = 16
 HIDDEN_SIZE = 32
 VOCAB_SIZE = 48
-LENGTH = 70  # tokens: two chunks, the second not full
-# The largest error, as a part of the root mean square of the reference. Four seeds came to 8e-5.
+LENGTH = 70  # tokens: two chunks, of which the second is not full
+# The largest allowed error, relative to the root mean square of the reference. With four seeds, the
+# errors were at most 8e-5.
 BOUND = 1e-3
-# What the reference leaves out, to show that the bound would detect it.
-FAULTS = ("decay", "share", "gate", "convolution", "norm")
+# Parts that are left out of the reference in turn, to show that the bound would detect each fault.
+FAULTS = ("decay", "beta", "gate", "convolution", "norm")
 ATTENTION = "model.layers.0.attn"
 MLP = "model.layers.0.mlp"
 
@@ -51,7 +54,7 @@ def make_model() -> GatedDeltaNetForCausalLM:
         fuse_linear_cross_entropy=True,
     )
     model = GatedDeltaNetForCausalLM(config)
-    with torch.no_grad():  # ones would hide a norm's weight that is left out
+    with torch.no_grad():  # weights of 1 would hide that the weight of a norm is not used
         for name, weight in model.named_parameters():
             if "norm" in name:
                 weight.copy_(1 + 0.2 * torch.randn_like(weight))
@@ -59,11 +62,11 @@ def make_model() -> GatedDeltaNetForCausalLM:
 
 
 class Reference:
-    """The model as its paper and its configuration have it, for one sequence.
+    """The model for one sequence, as its paper and its configuration define it.
 
     Attributes:
         weights: The weights by name, in float64.
-        fault: One of FAULTS, which is left out; or empty.
+        fault: The part of FAULTS that is left out; empty for a correct reference.
     """
 
     def __init__(self, weights: dict[str, Tensor], fault: str = "") -> None:
@@ -78,7 +81,7 @@ class Reference:
         return x @ self.weights[f"{name}.weight"].T
 
     def project(self, x: Tensor, name: str) -> Tensor:
-        """Return q, k or v of each head: projected, convolved along the sequence, activated."""
+        """Return q, k or v of each head, after projection, convolution and activation."""
         projected = self.linear(x, f"{ATTENTION}.{name}_proj").T[None]
         if self.fault != "convolution":
             kernel = self.weights[f"{ATTENTION}.{name}_conv1d.weight"]
@@ -94,12 +97,12 @@ class Reference:
         if self.fault != "norm":
             q = normalize(q, dim=-1)
             k = normalize(k, dim=-1)
-        share = self.linear(x, f"{ATTENTION}.b_proj").sigmoid()
+        beta = self.linear(x, f"{ATTENTION}.b_proj").sigmoid()
         bias = self.weights[f"{ATTENTION}.dt_bias"]
         rate = softplus(self.linear(x, f"{ATTENTION}.a_proj") + bias)
         decay = (-self.weights[f"{ATTENTION}.A_log"].exp() * rate).exp()
-        if self.fault == "share":
-            share = torch.ones_like(share)
+        if self.fault == "beta":
+            beta = torch.ones_like(beta)
         if self.fault == "decay":
             decay = torch.ones_like(decay)
         state = torch.zeros(NUM_HEADS, HEAD_DIM, HEAD_DIM, dtype=x.dtype)
@@ -108,7 +111,7 @@ class Reference:
             key = k[t][..., None]
             state = state * decay[t][:, None, None]
             recalled = (state * key).sum(-2)
-            update = share[t][:, None] * (v[t] - recalled)
+            update = beta[t][:, None] * (v[t] - recalled)
             state = state + key * update[:, None]
             query = q[t][..., None]
             outputs.append((state * query).sum(-2) * HEAD_DIM**-0.5)
@@ -130,13 +133,13 @@ class Reference:
 
 
 def relative_error(result: Tensor, expected: Tensor) -> float:
-    """Return the largest error, as a part of the root mean square of the expected values."""
+    """Return the largest error, divided by the root mean square of the expected values."""
     largest = (result.double() - expected).abs().max()
     return (largest / expected.square().mean().sqrt()).item()
 
 
 def generate(model: GatedDeltaNetForCausalLM, tokens: Tensor) -> Tensor:
-    """Return the logits of tokens that the model gets one by one, with its cache."""
+    """Give tokens to the model one by one, with its cache, and return their logits."""
     cache = None
     logits = []
     for token in tokens:
@@ -147,7 +150,7 @@ def generate(model: GatedDeltaNetForCausalLM, tokens: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Compare the results; the first wrong one ends the program."""
+    """Compare the results. End the program at the first wrong one."""
     model = make_model()
     tokens = torch.randint(VOCAB_SIZE, (LENGTH,))
     weights = {}
@@ -164,19 +167,19 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         logits = model(input_ids=tokens[None]).logits[0]
-        errors["words"] = relative_error(logits, expected)
+        errors["logits"] = relative_error(logits, expected)
         fault_errors = {}
         for fault in FAULTS:
             wrong = Reference(weights, fault).logits(tokens)
             fault_errors[fault] = relative_error(logits, wrong)
-        errors["words one by one"] = relative_error(generate(model, tokens[:8]), expected[:8])
+        errors["logits, one by one"] = relative_error(generate(model, tokens[:8]), expected[:8])
     for name, error in errors.items():
         require(error <= BOUND, f"{name}: off by {error:.1e}, at most {BOUND:.0e}")
     for name, error in fault_errors.items():
-        require(error > BOUND, f"{name}: left out of the reference, and the model agrees")
+        require(error > BOUND, f"the check does not detect that {name} is left out")
     print(
-        f"{len(errors)} results are correct; the furthest off by {max(errors.values()):.1e}, "
-        f"with a fault by {min(fault_errors.values()):.1e} and more"
+        f"{len(errors)} results are correct, with errors of at most {max(errors.values()):.1e}; "
+        f"faults would give errors of at least {min(fault_errors.values()):.1e}"
     )
 
 

@@ -9,9 +9,9 @@ export HIPCC_COMPILE_FLAGS_APPEND
 # shellcheck source=recipes/checks/max_jobs.sh
 source checks/max_jobs.sh
 
-# TheRock's switches
+# the same options as in TheRock's build
 export USE_ROCM=1 USE_CUDA=0 USE_OPENMP=1
-# an NVIDIA decoder, and readers that torchcodec replaced
+# a decoder for NVIDIA GPUs, and readers that torchcodec has replaced
 export BUILD_CUDA_CTC_DECODER=0 BUILD_SOX=0 USE_FFMPEG=0
 export BUILD_VERSION="$PKG_VERSION"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: torchaudio's operators on the CPU, and those of torch alone on gfx1151."""
+"""Package test: torchaudio's operators on the CPU, and lfilter on gfx1151 if there is one."""
 
 import torch
 from torchaudio.functional import forced_align, lfilter, melscale_fbanks
@@ -34,5 +34,5 @@ if reason:
 else:
     on_gpu = lfilter(wave.cuda(), a.cuda(), b.cuda()).cpu()
     torch.testing.assert_close(on_gpu, filtered, rtol=1e-4, atol=1e-5)
-    # of torch's operators; forced_align and RNN-T loss are for the CPU alone (recipe.yaml)
+    # On the GPU, lfilter uses torch's operators. forced_align and RNN-T loss are only for the CPU.
     print(f"{torch.cuda.get_device_name()}: lfilter agrees with the CPU")

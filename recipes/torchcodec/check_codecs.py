@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: audio written and read again, by torchaudio too; ten frames of video read."""
+"""Package test: write audio and read it again, also with torchaudio, and read ten video frames."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ loaded, rate = torchaudio.load("torchaudio.wav")
 size = Path("torchaudio.wav").stat().st_size
 require(rate == RATE and size > RATE, f"torchaudio.load: {rate}")
 torch.testing.assert_close(loaded, wave, rtol=0, atol=2 * STEP)
-print("audio: FLAC by torchcodec, WAV by torchaudio, both as written")
+print("audio: FLAC by torchcodec and WAV by torchaudio are read as they were written")
 
 frames = VideoDecoder(sys.argv[1])
 require(len(frames) == 10, f"{len(frames)} frames of 10")

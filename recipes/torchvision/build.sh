@@ -9,11 +9,11 @@ export HIPCC_COMPILE_FLAGS_APPEND
 # shellcheck source=recipes/checks/max_jobs.sh
 source checks/max_jobs.sh
 
-# build HIP operators on a machine without a GPU
+# Build the HIP operators even though this machine has no GPU.
 export FORCE_CUDA=1
 export TORCHVISION_INCLUDE="$PREFIX/include" TORCHVISION_LIBRARY="$PREFIX/lib"
-# Hardware decoders: two are NVIDIA's. rocJPEG is in the SDK, but off in upstream's wheels for ROCm
-# too, and nothing here can execute it; setup.py takes it wherever its header is.
+# Leave out hardware decoders. Two are NVIDIA's. setup.py would use rocJPEG, because its header is in the SDK. But
+# upstream's wheels for ROCm do not have it either, and no test could execute it.
 export TORCHVISION_USE_NVJPEG=0 TORCHVISION_USE_ROCJPEG=0 TORCHVISION_USE_VIDEO_CODEC=0
 export BUILD_VERSION="$PKG_VERSION"
 

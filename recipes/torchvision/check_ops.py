@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: torchvision's codecs and operators, and the operators on gfx1151 if it is there."""
+"""Package test: torchvision's codecs and operators on the CPU, and operators on gfx1151, if any."""
 
 import io
 
@@ -11,7 +11,7 @@ from torchvision.ops import nms, roi_align
 from checks.gpu import find_skip_reason
 from checks.verdict import require
 
-# setup.py only warns about a codec that it does not find
+# If setup.py does not find a codec, it only prints a warning. So check that each codec works.
 for codec, bound in {"PNG": 0, "JPEG": 8, "WEBP": 0}.items():
     pixels = Image.new("RGB", (16, 8), (200, 100, 50))
     data = io.BytesIO()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Apply patches to installed files: ``python apply_patches.py FOLDER PATCH...``
 
-Without fuzz or offset: a hunk's lines must be in the file at the numbers that it has. Files are
-changed, not made, renamed or removed.
+Fuzz and offsets are not allowed: the lines of a hunk must be in the file at exactly its line
+number. A patch can only change files; it cannot add, rename or remove them.
 """
 
 import re
@@ -14,7 +14,7 @@ HUNK = re.compile(r"^@@ -(\d+)\S* \+\S+ @@.*\n((?:[ +-].*\n)+)", re.M)
 
 
 def apply(folder: Path, patch: str) -> None:
-    """Apply a patch to the files in a folder. Raises ValueError for a hunk that does not apply.
+    """Apply a patch to the files in a folder. Raise ValueError if a hunk does not apply.
 
     Args:
         folder: The folder.
@@ -24,7 +24,7 @@ def apply(folder: Path, patch: str) -> None:
     for name, hunks in zip(parts[::2], parts[1::2], strict=True):
         file = folder / name
         lines = file.read_text().splitlines(keepends=True)
-        # from the last to the first, so that line numbers stay right
+        # Apply the last hunk first, so that the line numbers of the others stay right.
         for number, body in reversed(HUNK.findall(hunks)):
             changes = body.splitlines(keepends=True)
             old = [line[1:] for line in changes if line[0] in " -"]

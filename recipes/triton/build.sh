@@ -3,13 +3,13 @@ set -euo pipefail
 
 "$PYTHON" -m pip install --no-deps --no-index --no-build-isolation --no-compile ./*.whl
 
-# rattler-build does not unpack a wheel, so it cannot patch one
+# Patch the installed files, because rattler-build does not unpack wheels and so cannot patch them.
 "$PYTHON" "$RECIPE_DIR/apply_patches.py" "$SP_DIR" patches/*.patch
 
-# NVIDIA's tools, headers and libraries: 230 MB under NVIDIA's licence, unused here. The
-# backend's Python files stay, because triton imports every backend that its metadata names.
+# Remove NVIDIA's tools, headers and libraries. They are not used, have 230 MB, and are under NVIDIA's licence. The
+# backend's Python files are kept, because triton imports every backend that its metadata names.
 rm -r "$SP_DIR"/triton/backends/nvidia/{bin,include,lib}
-# LLVM's test tool, which only triton's own test suite calls
+# Remove LLVM's test tool, which only triton's own test suite uses.
 rm "$SP_DIR/triton/FileCheck"
 
 "$PYTHON" -m compileall -q -j0 -s "$PREFIX" --invalidation-mode unchecked-hash "$SP_DIR/triton"

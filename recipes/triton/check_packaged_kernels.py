@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: Triton finds a kernel in a package, and takes nothing else for it.
+"""Package test: Triton uses a kernel from a package, but never a damaged or a wrong one.
 
-Each compilation is a process of its own, with an empty cache of the user's.
+Each compilation runs in a new process, with an empty user cache.
 """
 
 import hashlib
@@ -50,8 +50,8 @@ print(json.dumps({
 """
 
 
-class Bench:
-    """An environment's prefix without packaged kernels, and a module with a kernel.
+class Environment:
+    """The prefix of an environment without packaged kernels, and a module with a kernel.
 
     Attributes:
         folder: The folder of both.
@@ -65,20 +65,20 @@ class Bench:
         self.module = folder / "made_here" / "kernels.py"
         self.module.parent.mkdir(parents=True)
         self.module.write_text(MODULE)
-        # the same files by another path, as a second environment has them
+        # Triton's files have another path in each environment, so use another path here as well.
         (folder / "triton").symlink_to(Path(triton.__file__).parent)
 
     def compile(self, version: str = triton.__version__) -> dict:
-        """Return what COMPILE prints in a new process. The process must not print an error.
+        """Run COMPILE in a new process, and return its output. It must not print an error.
 
         Args:
-            version: The version that Triton takes itself for.
+            version: The version that Triton is told to have.
         """
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
             environment = os.environ | {"TRITON_CACHE_DIR": cache, "PYTHONPATH": str(self.folder)}
             command = [sys.executable, "-c", COMPILE, str(self.prefix), version]
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            require(done.returncode == 0 and not done.stderr, f"a child said: {done.stderr}")
+            require(done.returncode == 0 and not done.stderr, f"a process printed: {done.stderr}")
             result = json.loads(done.stdout)
             if result["compiled"]:
                 compiled = self.folder / "compiled"
@@ -88,7 +88,7 @@ class Bench:
         return result
 
     def package(self, key: str) -> Path:
-        """Put the kernel that was compiled last into a package of the prefix.
+        """Put the kernel that was compiled last into a package in the prefix.
 
         Args:
             key: Triton's key of the kernel.
@@ -113,7 +113,7 @@ def write_list(package: Path, kernels: dict) -> None:
     (package / "kernels.json").write_text(json.dumps({"kernels": kernels}))
 
 
-# Each function damages the package in a folder, which has one kernel.
+# Each of these functions damages a package that has one kernel.
 
 
 def flip_code(package: Path) -> None:
@@ -164,33 +164,33 @@ DAMAGES = {
 }
 
 with tempfile.TemporaryDirectory() as folder:
-    bench = Bench(Path(folder, "first"))
-    first = bench.compile()
-    second = Bench(Path(folder, "second")).compile()
+    environment = Environment(Path(folder, "first"))
+    first = environment.compile()
+    second = Environment(Path(folder, "second")).compile()
     require(first["compiled"] and second["compiled"], "an empty cache had the kernel")
-    require(first["key"] == second["key"], "the key names a path of its environment")
-    require(first["code"] == second["code"], "the kernel names a path of its environment")
+    require(first["key"] == second["key"], "the key depends on a path of the environment")
+    require(first["code"] == second["code"], "the kernel depends on a path of the environment")
 
-    bench.package(first["key"])
-    packaged = bench.compile()
+    environment.package(first["key"])
+    packaged = environment.compile()
     is_packaged = not packaged["compiled"] and packaged["code"] == first["code"]
-    require(is_packaged, "the package was not read")
-    is_in_prefix = all(str(bench.prefix) in path for path in packaged["files"].values())
-    require(is_in_prefix, "the kernel is from elsewhere than the prefix")
+    require(is_packaged, "the kernel in the package was not used")
+    is_in_prefix = all(str(environment.prefix) in path for path in packaged["files"].values())
+    require(is_in_prefix, "the kernel does not come from the prefix")
 
-    other_version = bench.compile(version="0.0.0")
-    require(other_version["compiled"], "a kernel of another Triton was taken")
-    bench.module.write_text(MODULE.replace("* 2.0", "* 3.0"))
-    changed = bench.compile()
+    other_version = environment.compile(version="0.0.0")
+    require(other_version["compiled"], "a kernel of another Triton was used")
+    environment.module.write_text(MODULE.replace("* 2.0", "* 3.0"))
+    changed = environment.compile()
     is_compiled = changed["compiled"] and changed["code"] != first["code"]
-    require(is_compiled, "a kernel of another source was taken")
-    bench.module.write_text(MODULE)
-    bench.compile(version="0.0.0")  # package() takes the kernel that was compiled last
+    require(is_compiled, "a kernel with other source code was used")
+    environment.module.write_text(MODULE)
+    environment.compile(version="0.0.0")  # for package(), which uses the last compiled kernel
 
     for name, damage in DAMAGES.items():
-        damage(bench.package(first["key"]))
-        result = bench.compile()
+        damage(environment.package(first["key"]))
+        result = environment.compile()
         is_compiled = result["compiled"] and result["code"] == first["code"]
-        require(is_compiled, f"{name}: taken")
-        print(f"{name}: compiled anew")
-print("the same kernel from two environments, found in a package, and compiled when in doubt")
+        require(is_compiled, f"{name}: a damaged package was used")
+        print(f"{name}: compiled again")
+print("kernels are the same in two environments, found in a package, and compiled if in doubt")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package test: compile a kernel for gfx1151 without a GPU, and check its code object.
 
-Catches a Triton without the AMDGPU target or lld, one without device libraries, and an AMD backend
-that falls back to another architecture. For a type that gfx11 has no instructions for, Triton must
-raise an exception.
+The test detects a Triton without the AMDGPU target, lld or the device libraries, and an AMD backend
+that falls back to another architecture. It also requires an exception for types for which gfx11 has
+no instructions.
 """
 
 import triton
@@ -18,7 +18,7 @@ from checks.verdict import require
 
 @triton.jit
 def scaled_exp(x, y, n, BLOCK: tl.constexpr):
-    """Call a function of the device libraries, so that a missing ocml.bc is noticed."""
+    """Call a function of the device libraries, so that a missing ocml.bc is detected."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offsets, mask=offsets < n)
     tl.store(y + offsets, tl.extra.hip.libdevice.expm1(value) * 2.0, mask=offsets < n)
@@ -30,8 +30,8 @@ def convert(x, y):
     tl.store(y + offsets, tl.load(x + offsets).to(y.dtype.element_ty))
 
 
-def refuse(source_type: str, target_type: str) -> None:
-    """Require an exception that names the type. LLVM would end this process."""
+def require_refusal(source_type: str, target_type: str) -> None:
+    """Require that a conversion raises an exception. Unpatched, LLVM would end this process."""
     signature = {"x": f"*{source_type}", "y": f"*{target_type}"}
     try:
         triton.compile(ASTSource(convert, signature), target=GPUTarget("hip", ARCH, 32))
@@ -56,8 +56,8 @@ target = f'"amdgcn-amd-amdhsa--{ARCH}"'
 require(target in kernel.asm["amdgcn"], f"scaled_exp's assembly does not name {target}")
 print(f"scaled_exp: a code object of {len(code)} bytes for {ARCH}")
 for name in ("fp8e4b8", "fp8e5b16"):
-    refuse(name, "bf16")
-    refuse("fp32", name)
+    require_refusal(name, "bf16")
+    require_refusal("fp32", name)
 triton.compile(
     ASTSource(convert, {"x": "*fp8e4nv", "y": "*bf16"}), target=GPUTarget("hip", ARCH, 32)
 )

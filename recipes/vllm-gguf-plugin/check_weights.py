@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: names and rows of a GGUF file's weights, with the patches.
+"""Package test: the plugin maps the names and the rows of a GGUF file's weights correctly.
 
-vLLM's modules are mocks.
+Without our patches, it does not. vLLM's modules are replaced by mocks.
 """
 
 import importlib.abc
@@ -14,7 +14,7 @@ import torch
 
 
 class Mock(ModuleType):
-    """A module of which every name is a mock, or a class that others can inherit."""
+    """A module in which every name is a mock, or a class from which others can inherit."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -40,23 +40,23 @@ class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, Mocks())
-torch.ops.vllm = MagicMock()  # what the plugin registers through vLLM
+torch.ops.vllm = MagicMock()  # the operators that the plugin registers through vLLM
 from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig  # noqa: E402 (after the mocks)
 from vllm_gguf_plugin.weights_adapter import get_weights_adapter  # noqa: E402 (after the mocks)
 
 
-def require(holds, fault: str) -> None:
-    """End with the fault if it is one."""
-    if not holds:
-        sys.exit(fault)
+def require(condition, message: str) -> None:
+    """End the program with a message unless the condition is true."""
+    if not condition:
+        sys.exit(message)
 
 
 def load(config, name: str, weight: torch.Tensor) -> torch.Tensor:
-    """Return what vLLM gets for a tensor of layer 0 of the file.
+    """Return the tensor that vLLM gets for a tensor of layer 0 in the file.
 
     Args:
         config: The model's configuration.
-        name: The tensor's name, below `self_attn`.
+        name: The tensor's name, without the prefix up to `self_attn`.
         weight: The tensor in the file.
     """
     named = [(f"model.layers.0.self_attn.{name}", weight)]
@@ -65,7 +65,7 @@ def load(config, name: str, weight: torch.Tensor) -> torch.Tensor:
 
 
 def permute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Return the rows in the order of a file: LlamaModel.permute of convert_hf_to_gguf.py."""
+    """Return the rows in the order of a GGUF file, like LlamaModel.permute in llama.cpp."""
     rows = weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2)
     return rows.reshape(weight.shape)
 
@@ -78,18 +78,18 @@ HEADS = {
 LLAMA = LlamaConfig(**HEADS)
 QWEN = Qwen3Config(**HEADS)
 for num_heads, projection in ((4, "q_proj"), (2, "k_proj")):
-    for suffix in ("weight", "qweight"):  # qweight: the bytes of packed rows
+    for suffix in ("weight", "qweight"):  # a qweight has the bytes of packed rows
         name = f"{projection}.{suffix}"
         weight = torch.randint(0, 256, (16 * num_heads, 36), dtype=torch.uint8)
         mapped = load(LLAMA, name, permute(weight, num_heads))
-        require(torch.equal(mapped, weight), f"Llama's {name} is in the order of its file")
+        require(torch.equal(mapped, weight), f"the rows of Llama's {name} are not permuted back")
         mapped = load(QWEN, name, weight)
-        require(torch.equal(mapped, weight), f"Qwen's {name} is not as in its file")
+        require(torch.equal(mapped, weight), f"the rows of Qwen's {name} are permuted")
 weight = torch.randn(32, 64)
 mapped = load(LLAMA, "v_proj.weight", weight)
-require(torch.equal(mapped, weight), "Llama's v_proj.weight is not as in its file")
+require(torch.equal(mapped, weight), "the rows of Llama's v_proj.weight are permuted")
 mapped = load(LLAMA, "q_proj.qweight_type", torch.tensor(12))
-require(mapped == 12, "the type of Llama's q_proj is another")
+require(mapped == 12, f"the type of Llama's q_proj is {mapped}, not 12")
 
 config = Qwen3MoeConfig(num_hidden_layers=2, num_experts=4, architectures=["Qwen3MoeForCausalLM"])
 names = get_weights_adapter(config).build_name_map(
@@ -99,4 +99,4 @@ for part in ("gate", "up", "down"):
     expected = f"model.layers.1.mlp.experts.0.{part}_proj.weight"
     name = names[f"blk.1.ffn_{part}_exps.weight"]
     require(name == expected, f"Qwen3-MoE's {part} is named {name}")
-print("weights of Llama, Qwen and Qwen3-MoE are named and ordered as their models want them")
+print("weights of Llama, Qwen and Qwen3-MoE have the names and the order that their models need")

@@ -6,14 +6,14 @@ set -euo pipefail
 HIPFLAGS="--gcc-install-dir=$(dirname "$("$CXX" -print-libgcc-file-name)")"
 HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
 export HIPFLAGS
-# setup.py splits it on blanks
+# setup.py splits this at blanks
 export CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_HIP_ARCHITECTURES=$PYTORCH_ROCM_ARCH"
 export CMAKE_BUILD_TYPE=Release VERBOSE=1 VLLM_DISABLE_SCCACHE=1
 
 export VLLM_TARGET_DEVICE=rocm
-# the sdist has no git history; this also leaves out the suffix +rocm
+# The version would be read from git, but the sdist has no git history. This also omits the suffix +rocm.
 export VLLM_VERSION_OVERRIDE="$PKG_VERSION"
-# the only thing that CMake would download
+# Without this, CMake would download triton_kernels. It downloads nothing else.
 export TRITON_KERNELS_SRC_DIR="$SRC_DIR/triton/python/triton_kernels/triton_kernels"
 test -f "$TRITON_KERNELS_SRC_DIR/__init__.py"
 # shellcheck source=recipes/checks/max_jobs.sh

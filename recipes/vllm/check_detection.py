@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: what vLLM chooses for a GPU, with mock kernel drivers (KFD) and AMD SMI modules.
-
-Checked are the platform, the attention backend, the kernel of rms_norm and the tuned tables of MoE
-kernels.
+"""Package test: vLLM makes the right choices for a GPU.
 
     python check_detection.py [--source DIR] [CASE...]
 
-Each case runs in a process of its own, because vLLM looks once, at import; no GPU is needed. With
---source it loads the platform modules of an unpacked sdist beside a torch without ROCm. Without it,
-`vllm --version` is a case too: it ends in an error where no platform is found.
+The test checks the platform, the attention backend, the implementation of rms_norm and the tuned
+tables of MoE kernels. The kernel driver (KFD) and AMD SMI are mocks, so no GPU is needed. Each case
+runs in a new process, because vLLM detects the platform once, at import.
+
+With --source, the platform modules are loaded from an unpacked sdist, with any torch. Without
+--source, vLLM is installed. Then `vllm --version` is an additional case, because that command fails
+if no platform is found.
 """
 
 import argparse
@@ -27,12 +28,12 @@ from pathlib import Path
 
 import torch
 
-# Nodes of KFD, by what their `properties` hold.
+# The contents of `properties` of KFD's nodes.
 CPU = "gfx_target_version 0\n"
 STRIX_HALO = "gfx_target_version 110501\n"
 NAVI31 = "gfx_target_version 110000\n"
 MI300 = "gfx_target_version 90402\n"
-FOLDER = None  # a properties entry that cannot be read, not even by root
+FOLDER = None  # stands for a folder `properties`, which not even root can read as a file
 ROCM = "RocmPlatform"
 NONE = "UnspecifiedPlatform"
 GFX1151 = {
@@ -44,24 +45,24 @@ GFX1151 = {
 TRITON_FIRST = {"first": "TRITON_ATTN", "rocm_attn_stays": True}
 NO_AITER_NORM = {"rms_norm": ["native"]}
 TABLES = {
-    # by the ends of their names
+    # whether each table exists, by the end of its name
     "tables": {"": True, ",dtype=int4_w4a16": True},
-    # from so many tokens on, a table equals vLLM's default
+    # the number of tokens from which on the table equals vLLM's default
     "as default": 33,
-    # the deepest tile of experts in FP8, per tensor and in blocks (patch 0009)
+    # the largest BLOCK_SIZE_K of experts in FP8, per tensor and in blocks (patch 0009)
     "fp8 depth": 32,
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A machine, and what vLLM must choose on it.
+    """A machine, and the choices that vLLM must make on it.
 
     Attributes:
         nodes: The nodes of KFD.
-        expected: What vLLM must choose; further choices are not compared.
+        expected: The expected choices; other choices are not compared.
         amdsmi: The kind of the amdsmi module; see `fake_amdsmi`.
-        is_rocm: torch is a ROCm build.
+        is_rocm: Whether torch is a ROCm build.
     """
 
     nodes: list[str | None]
@@ -101,10 +102,11 @@ def fake_amdsmi(kind: str) -> types.ModuleType | None:
     """Return a mock of the amdsmi module.
 
     Args:
-        kind: "lists" (one GPU), "empty" (lists none), "broken" (its library is missing), "absent".
+        kind: "lists" (it lists one GPU), "empty" (it lists none), "broken" (its library is
+            missing), or "absent".
 
     Returns:
-        The mock; None, which makes its import fail, for "absent".
+        The mock; for "absent" None, with which the import fails.
     """
     if kind == "absent":
         return None
@@ -120,12 +122,12 @@ def fake_amdsmi(kind: str) -> types.ModuleType | None:
     module.amdsmi_shut_down = lambda: None
     module.amdsmi_init = lambda: None
     if kind == "broken":
-        module.amdsmi_init = lambda: {}["libamd_smi.so"]  # raises KeyError, as AMD's does
+        module.amdsmi_init = lambda: {}["libamd_smi.so"]  # raises KeyError, as AMD's module does
     return module
 
 
 def load_source(folder: Path) -> None:
-    """Make vLLM's source importable, with mocks of what its platforms import and do not need."""
+    """Make vLLM's source importable, with mocks of modules that its platforms only import."""
     package = types.ModuleType("vllm")
     package.__path__ = [str(folder / "vllm")]
     sys.modules |= {"vllm": package, "regex": re}
@@ -146,13 +148,13 @@ def load_source(folder: Path) -> None:
         vars(sys.modules[name]).update(content)
 
 
-def functions(module: str, names: set[str], **globals_: object) -> types.SimpleNamespace:
-    """Return functions of one of vLLM's modules, without importing it.
+def load_functions(module: str, names: set[str], **globals_: object) -> types.SimpleNamespace:
+    """Return functions of one of vLLM's modules, without importing the module.
 
     Args:
-        module: The path of the module below vllm, without `.py`.
+        module: The path of the module in vllm, without `.py`.
         names: The names of the functions.
-        globals_: What the functions refer to.
+        globals_: The global names that the functions use.
     """
     file = Path(sys.modules["vllm"].__path__[0], f"{module}.py")
     lines = ["from __future__ import annotations"]
@@ -163,7 +165,7 @@ def functions(module: str, names: set[str], **globals_: object) -> types.SimpleN
     return types.SimpleNamespace(**{name: globals_[name] for name in names})
 
 
-def rms_norm_order(platform: object) -> list[str]:
+def list_rms_norms(platform: object) -> list[str]:
     """Return the implementations of rms_norm in vLLM's order, with AITER and graphs enabled."""
     os.environ["VLLM_ROCM_USE_AITER"] = "1"
     compilation = types.SimpleNamespace(backend="inductor", mode=1, cudagraph_mode=1)
@@ -171,9 +173,9 @@ def rms_norm_order(platform: object) -> list[str]:
     return list(platform.get_default_ir_op_priority(config).rms_norm)
 
 
-def moe_tables(platform: object) -> dict:
-    """Return what vLLM takes from the tuned tables for Qwen3-30B-A3B, as TABLES has it."""
-    moe = functions(
+def read_moe_tables(platform: object) -> dict:
+    """Return facts about vLLM's tuned tables for Qwen3-30B-A3B, with the keys of TABLES."""
+    moe = load_functions(
         "model_executor/layers/fused_moe/fused_moe",
         {"get_config_file_name", "get_default_config"},
         get_device_name_as_file_name=platform.get_device_name,
@@ -206,9 +208,9 @@ def select_platform(sys_class: str, amdsmi: str, is_rocm: bool, source: Path | N
     """Return the platform that vLLM chooses in this process.
 
     Args:
-        sys_class: A folder in place of /sys/class.
+        sys_class: A folder that replaces /sys/class.
         amdsmi: The kind of the amdsmi module.
-        is_rocm: torch is a ROCm build.
+        is_rocm: Whether torch is a ROCm build.
         source: The unpacked sdist of vLLM; None if vLLM is installed.
     """
     if source:
@@ -225,11 +227,11 @@ def select_platform(sys_class: str, amdsmi: str, is_rocm: bool, source: Path | N
 
 
 def detect(name: str, sys_class: str, source: Path | None) -> dict:
-    """Return what vLLM chooses in this process.
+    """Return vLLM's choices in this process.
 
     Args:
         name: The name of the case.
-        sys_class: A folder in place of /sys/class.
+        sys_class: A folder that replaces /sys/class.
         source: The unpacked sdist of vLLM; None if vLLM is installed.
     """
     case = (CASES | INSTALLED)[name]
@@ -247,8 +249,8 @@ def detect(name: str, sys_class: str, source: Path | None) -> dict:
         choices["rocm_attn_stays"] = "ROCM_ATTN" in order
         if rocm._GCN_ARCH == "gfx1151":
             choices["name"] = platform.get_device_name()
-            choices |= moe_tables(platform)
-        choices["rms_norm"] = rms_norm_order(platform)
+            choices |= read_moe_tables(platform)
+        choices["rms_norm"] = list_rms_norms(platform)
     if name == COMMAND:
         from vllm.entrypoints.cli.main import main as command
 
@@ -259,7 +261,7 @@ def detect(name: str, sys_class: str, source: Path | None) -> dict:
 
 
 def make_nodes(sys_class: Path, nodes: list[str | None]) -> None:
-    """Make KFD's nodes in a folder in place of /sys/class."""
+    """Make KFD's nodes in a folder that replaces /sys/class."""
     for number, text in enumerate(nodes):
         properties = sys_class / "kfd/kfd/topology/nodes" / str(number) / "properties"
         if text is FOLDER:
@@ -290,7 +292,7 @@ def main() -> int:
             for key, expected in case.expected.items():
                 if choices.get(key) != expected:
                     wrong[key] = choices.get(key)
-            print(f"{name}: says {wrong}" if wrong else f"{name}: ok", flush=True)
+            print(f"{name}: wrong choices {wrong}" if wrong else f"{name}: ok", flush=True)
             failed += bool(wrong)
     return int(failed > 0)
 

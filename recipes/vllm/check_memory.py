@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: vLLM's own count of an APU's memory, and the flags that the doctor prints for it.
+"""Package test: how vLLM counts an APU's memory, and whether it accepts the doctor's flags.
 
     python check_memory.py [--source DIR] [CASE...]
 
-HIP, the kernel driver and the system's memory are mocks; MemorySnapshot, request_memory and the
-platform are vLLM's. No GPU is needed. --source is as in check_detection.py.
+HIP, the kernel driver and the system's memory are mocks. MemorySnapshot, request_memory and the
+platform are vLLM's own. No GPU is needed. check_detection.py describes --source.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from check_detection import ROCM, STRIX_HALO, functions, make_nodes, select_platform
+from check_detection import ROCM, STRIX_HALO, load_functions, make_nodes, select_platform
 from strix_validate import testing
 
 GIB = 2**30
@@ -29,19 +29,19 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Case:
-    """A machine, and what vLLM must make of it. Sizes are in GiB.
+    """A machine, and the values that vLLM must compute on it. Sizes are in GiB.
 
     Attributes:
         carve_out: The memory that the firmware reserves for the GPU.
         gtt: The system memory that the GPU may use.
-        pages: TTM's limit.
+        pages: TTM's page limit.
         memory: The system memory.
-        available: The part of it that is available.
-        hip: Free and total memory, as HIP counts them.
-        free: The free memory that vLLM must count.
-        default_fits: vLLM's default utilization is accepted.
-        weights: The size of a model.
-        model_fits: The doctor prints flags for the model.
+        available: The available system memory.
+        hip: The free and the total memory that HIP returns.
+        free: The free memory that vLLM must compute.
+        default_fits: Whether vLLM must accept its default utilization.
+        weights: The size of a model's weights.
+        model_fits: Whether the doctor must print flags for the model.
     """
 
     carve_out: float
@@ -72,7 +72,7 @@ CASES = {
         default_fits=True,
         weights=40,
     ),
-    # the carve-out is not the system's: 55 available GiB say nothing about it
+    # the carve-out does not belong to the system memory, so the available 55 GiB do not matter
     "64 GiB carved out": Case(
         carve_out=64,
         gtt=31,
@@ -107,7 +107,7 @@ CASES = {
         default_fits=False,
         weights=20,
     ),
-    # observed with amdgpu.gttsize raised and ttm.pages_limit not: more is free than there is
+    # observed with a larger amdgpu.gttsize but not ttm.pages_limit: HIP has more free than total
     "page limit below GTT": Case(
         carve_out=0.5,
         gtt=128,
@@ -123,7 +123,7 @@ CASES = {
 
 
 def make_host(root: Path, case: Case) -> None:
-    """Make the files that vLLM's platform and the doctor read."""
+    """Make the files of /sys and /proc that vLLM's platform and the doctor read."""
     make_nodes(root / "sys/class", [STRIX_HALO + "simd_count 80\ndrm_render_minor 128\n"])
     for card in ("card1", "renderD128"):
         device = root / "sys/class/drm" / card / "device"
@@ -140,7 +140,7 @@ def make_host(root: Path, case: Case) -> None:
 
 
 def fake_machine(case: Case) -> None:
-    """Replace what HIP and psutil return."""
+    """Replace functions of torch and psutil by functions that return the case's memory sizes."""
     free, total = (int(gib * GIB) for gib in case.hip)
     torch.accelerator.get_memory_info = lambda device: (free, total)
     torch.accelerator.memory_stats = lambda device: {}
@@ -150,11 +150,11 @@ def fake_machine(case: Case) -> None:
 
 
 def measure(name: str, root: str, source: Path | None) -> list[str]:
-    """Return what is wrong in this process, one line each.
+    """Compare vLLM's values in this process with the case, and return a line for each fault.
 
     Args:
         name: The name of the case.
-        root: A folder in place of the machine's files.
+        root: A folder that replaces the root folder of the machine.
         source: The unpacked sdist of vLLM; None if vLLM is installed.
     """
     case = CASES[name]
@@ -170,17 +170,17 @@ def measure(name: str, root: str, source: Path | None) -> list[str]:
 
     torch.cuda.get_device_properties = get_device_properties
     total = platform.get_device_total_memory()
-    faults = ["HIP is opened for the total"] if opened else []
+    faults = ["HIP is initialized to get the total"] if opened else []
     fake_machine(case)
     from vllm.utils import mem_utils
 
     snapshot = mem_utils.MemorySnapshot(device="cuda:0")
-    # each value, and the expected one
+    # pairs of vLLM's value and the expected value
     comparisons = {
         "total": (total, max(case.carve_out, case.gtt) * GIB),
         "integrated": (platform.is_integrated_gpu(0), case.is_shared),
         "free": (snapshot.free_memory, case.free * GIB),
-        # GB10's and gfx115x's tier of default batch sizes
+        # this value determines the default batch sizes for GB10 and gfx115x
         "capability": (platform.is_device_capability((11, 5)), True),
         "default fits": (fits(snapshot, 0.92, mem_utils), case.default_fits),
     }
@@ -189,7 +189,7 @@ def measure(name: str, root: str, source: Path | None) -> list[str]:
             faults.append(f"{name}: {value}, not {expected}")
     memory = testing.read_memory_budget(Path(root))
     if memory is None or memory.total != snapshot.total_memory:
-        return [*faults, f"the doctor reads {memory}, HIP's total is {snapshot.total_memory}"]
+        return [*faults, f"the doctor reads {memory}, but HIP's total is {snapshot.total_memory}"]
     flags = memory.flags(case.weights * GIB)
     if bool(flags) != case.model_fits:
         return [*faults, f"the doctor's flags for a model of {case.weights} GiB: {flags}"]
@@ -204,7 +204,7 @@ def find_flag_faults(
     weights: int,
     mem_utils: types.ModuleType,
 ) -> Iterator[str]:
-    """Yield a line for each of the doctor's flags that vLLM does not accept, or cannot keep.
+    """Yield a line for each of the doctor's flags that vLLM refuses, or that exceeds the memory.
 
     Args:
         flags: The doctor's flags.
@@ -212,7 +212,7 @@ def find_flag_faults(
         weights: The size of the model, in bytes.
         mem_utils: vLLM's module of that name.
     """
-    parse = functions(
+    parse = load_functions(
         "utils/argparse_utils",
         {"human_readable_int"},
         re=re,
@@ -223,12 +223,12 @@ def find_flag_faults(
         yield f"the doctor's --gpu-memory-utilization {utilization} is refused"
     required = weights + parse(cache) + testing.OVERHEAD
     if required > snapshot.total_memory * float(utilization):
-        yield f"the doctor's --kv-cache-memory-bytes {cache} is more than vLLM would take"
+        yield f"the doctor's --kv-cache-memory-bytes {cache} exceeds the memory that vLLM may use"
 
 
 def fits(snapshot: object, utilization: float, mem_utils: types.ModuleType) -> bool:
     """Return whether vLLM accepts a utilization when it starts."""
-    worker = functions(
+    worker = load_functions(
         "v1/worker/utils",
         {"request_memory"},
         math=math,

@@ -95,9 +95,9 @@ def test_upstream_does_not_find_the_gpu(trees: tuple[Path, Path], python: Path) 
     done = check(python, "check_detection", trees[0], *cases)
     assert done.returncode == 1
     assert "no driver: ok" in done.stdout
-    assert "no amdsmi: says {'platform': 'UnspecifiedPlatform'" in done.stdout
+    assert "no amdsmi: wrong choices {'platform': 'UnspecifiedPlatform'" in done.stdout
     assert (
-        "amdsmi lists it: says {'first': 'ROCM_ATTN', 'tables': {'': False, "
+        "amdsmi lists it: wrong choices {'first': 'ROCM_ATTN', 'tables': {'': False, "
         "',dtype=int4_w4a16': False}, 'as default': None, 'fp8 depth': 128}"
     ) in done.stdout
 
