@@ -24,7 +24,7 @@ CAUSAL_TYPES = {False: "0", True: "3"}
 
 
 def load_kernel(folder: Path, name: str, fields: str) -> Kernel:
-    """Return the first code object of an image. Raises SystemExit if there is no such image.
+    """Return the first code object of an image. Raise SystemExit if there is no such image.
 
     Args:
         folder: The folder aotriton.images.

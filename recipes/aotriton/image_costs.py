@@ -89,7 +89,7 @@ def _without_wmma(kernel: kernel_costs.Kernel) -> kernel_costs.Kernel:
 
 
 def write(file: Path, folder: Path) -> None:
-    """Write the list of all images. Raises DisassemblerError without a disassembler."""
+    """Write the list of all images. Raise DisassemblerError without a disassembler."""
     measured = []
     for image in sorted(folder.rglob("*.aks2")):
         measured += measure(image, disassemble=True)

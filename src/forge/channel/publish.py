@@ -164,7 +164,7 @@ class PublishedChannel:
         return sorted(names)
 
     def withdrawals(self) -> list[Withdrawal]:
-        """Read the withdrawals, the oldest first. Raises ForgeError if the file is damaged."""
+        """Read the withdrawals, the oldest first. Raise ForgeError if the file is damaged."""
         path = self.folder / WITHDRAWN
         if not path.exists():
             return []

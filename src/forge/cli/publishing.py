@@ -228,7 +228,7 @@ def _find_kernel_packages(channel: Path) -> dict[str, Package]:
 
 
 def _unpack_kernel_list(package: Package) -> Path:
-    """Unpack a package and return its list of kernels. Raises Failed if it has none."""
+    """Unpack a package and return its list of kernels. Raise Failed if it has none."""
     name = f"share/triton-kernels/{package.index['name']}/kernels.json"
     if package.payload.get(name, "") is not None:  # None: the list is a plain file
         raise Failed(f"{package.path} has no {name}")

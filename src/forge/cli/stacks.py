@@ -68,7 +68,7 @@ class Stack:
     """
 
     def __init__(self, ctx: Context, name: str) -> None:
-        """Find a stack. Raises ForgeError if it does not exist."""
+        """Find a stack. Raise ForgeError if it does not exist."""
         stacks = _find_stacks(ctx)
         if name not in stacks:
             raise ForgeError(f"no stack {name!r}; there are: {', '.join(sorted(stacks))}")

@@ -28,7 +28,7 @@ class TimeUp(BaseException):
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of a duration such as 5h, 90m or 45s. Raises ForgeError for other text."""
+    """Return the seconds of a duration such as 5h, 90m or 45s. Raise ForgeError for other text."""
     match = re.fullmatch(r"([1-9][0-9]{,5})([smh])", text)
     if not match:
         reason = f"--stop-after {text!r:.40} is not a duration"

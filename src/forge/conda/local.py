@@ -126,7 +126,7 @@ class LocalChannel:
         return pypi.read_names(self._recipes) if self._recipes else {}
 
     def records(self) -> list[Record]:
-        """List every package in the index. Raises ForgeError if an index file cannot be read."""
+        """List every package in the index. Raise ForgeError if an index file cannot be read."""
         records: list[Record] = []
         for subdir in SUBDIRS:
             records += self._read_index(subdir)

@@ -167,7 +167,7 @@ class Package:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """The package's info/index.json. Raises Failed if the package file has another name."""
+        """The package's info/index.json. Raise Failed if the package file has another name."""
         data = self._parse("index.json")
         stated = "-".join(str(data.get(key)) for key in ("name", "version", "build"))
         if stated != stem(self.path):
