@@ -151,7 +151,7 @@ def _strides(name: str, array) -> dict:
 
 
 def forward(kernel: Kernel, q, k, v, causal: bool, scale: float):
-    """Run attn_fwd.
+    """Run the forward kernel, attn_fwd.
 
     Args:
         kernel: The code object.
@@ -175,7 +175,7 @@ def forward(kernel: Kernel, q, k, v, causal: bool, scale: float):
 
 
 def preprocess(kernel: Kernel, out, grad) -> tuple[np.ndarray, Launch]:
-    """Run bwd_preprocess.
+    """Run the kernel bwd_preprocess, which prepares the backward pass.
 
     Returns:
         The sum of out * grad over head_dim, float32 (batch, heads, rows); and the launch.

@@ -139,13 +139,13 @@ def open_whole(target: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file in one step, so that no program reads half of it. Raise Failed if not."""
+    """Write a small file in one step, so that no program reads half of it; or raise Failed."""
     with open_whole(path) as out:
         out.write(text.encode())
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file in one step, so that no program reads half of it. Raise Failed if not."""
+    """Copy a file in one step, so that no program reads half of it; or raise Failed."""
     with source.open("rb") as stream, open_whole(target) as out:
         shutil.copyfileobj(stream, out)
 

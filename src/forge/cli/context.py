@@ -171,7 +171,7 @@ class Context:
         package_format: str = LOCAL_FORMAT,
         needs_base: bool = True,
     ) -> Builder:
-        """Make a builder.
+        """Make a Builder for this project and base.
 
         Args:
             package_format: The format in rattler-build's notation, conda:LEVEL.

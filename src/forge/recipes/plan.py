@@ -281,8 +281,8 @@ class RecipeSet:
         if rebuild:
             step.reason = "rebuild requested"
         elif len(newest) == len(outputs):
-            noted = channel.read_digest(newest[0])
-            step.reason = _describe_change(noted, step.digest)
+            old_digest = channel.read_digest(newest[0])
+            step.reason = _describe_change(old_digest, step.digest)
         else:
             step.reason = "not in the channel"
 
