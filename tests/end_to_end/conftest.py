@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a user of a published channel meets: conda-forge, our channel on a server, a home folder."""
+"""Fixtures for users of a published channel: a conda-forge, our channel, and a home folder."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    """A user with the committed records of conda-forge, and those of what our recipes make."""
+    """A pixi user. The channels hold the committed records of conda-forge, and our packages'."""
     folder = records_of_both(tmp_path_factory.mktemp("records"))
     write_mapping(folder / "mapping", pytorch="torch")
     with served(folder, Revalidating) as url:
@@ -31,7 +31,7 @@ def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
 
 @pytest.fixture(scope="session")
 def conda_forge(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a small conda-forge."""
+    """The URL of a small conda-forge on this machine."""
     folder = stand_in.make(tmp_path_factory.mktemp("conda-forge") / "channel")
     with served(folder, Revalidating) as url:
         yield url
@@ -39,14 +39,14 @@ def conda_forge(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def release(conda_forge: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    """Packages built on the conda-forge base, published, and served."""
+    """Packages that were built on the conda-forge base, published, and are now served."""
     root = tmp_path_factory.mktemp("release")
     with served(root, Revalidating) as url:
-        made = Release(root, conda_forge, url)
-        # what two builds at once unpacked into the cold cache, where one has failed: "Failed to
-        # resolve dependencies", and no more
+        new_release = Release(root, conda_forge, url)
+        # Two concurrent builds unpacked these packages into the empty cache. One of them failed and
+        # printed only "Failed to resolve dependencies". So the cache is filled before the builds.
         for name in ("pip-*", "python-*", "setuptools-*", "*sysroot*"):
-            made.hold(stand_in.PACKAGES.glob(f"{name}.conda"))
-        made.build()
-        made.publish()
-        yield made
+            new_release.hold(stand_in.PACKAGES.glob(f"{name}.conda"))
+        new_release.build()
+        new_release.publish()
+        yield new_release

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The aotriton recipe's own code on small kernels: compiled, killed, resumed, packed, checked."""
+"""The programs of the aotriton recipe compile, resume, pack and check a few small kernels."""
 
 import itertools
 import json
@@ -23,22 +23,37 @@ check_images = load("aotriton", "check_images")
 build_images = load("aotriton", "build_images")
 
 PYTHON = "build/stacks/attention/.pixi/envs/default/bin/python"
-COUNT, JOBS = aotriton_tree.COUNT, 2
+COUNT = aotriton_tree.COUNT
+JOBS = 2
 
 
 class Build:
-    """A source tree, and the command that makes images of it."""
+    """A source tree of small kernels, and the command that compiles it into images.
+
+    Attributes:
+        root: The folder of all that follows.
+        python: The interpreter, which has Triton.
+        source: The source tree.
+        cache: Triton's cache. All builds share it.
+        images: The folder that a build writes the images to.
+        number: The number of builds that were started. Each has its own build folder.
+    """
 
     def __init__(self, root: Path, python: Path) -> None:
-        self.python, self.root, self.source = python, root, aotriton_tree.make(root / "source")
-        self.cache, self.images, self.number = root / "cache", root / "images", 0
+        self.root = root
+        self.python = python
+        self.source = aotriton_tree.make(root / "source")
+        self.cache = root / "cache"
+        self.images = root / "images"
+        self.number = 0
 
     def start(self, **environment: str) -> subprocess.Popen[str]:
         self.number += 1
         command = [self.python, RECIPE / "build_images.py", self.source, self.images]
         command += ["--build", self.root / f"build{self.number}", "--jobs", str(JOBS)]
+        command += ["--commit", "c" * 40, "--tree", "d" * 40]
         return subprocess.Popen(
-            [*command, "--commit", "c" * 40, "--tree", "d" * 40],
+            command,
             env=os.environ | {"TRITON_CACHE_DIR": str(self.cache)} | environment,
             text=True,
             stdout=subprocess.PIPE,
@@ -52,12 +67,17 @@ class Build:
         assert child.returncode == code, output
         return output
 
-    def finished(self) -> list[Path]:
-        return list(self.cache.glob("*/*.hsaco"))
+    def count_cached_kernels(self) -> int:
+        return len(list(self.cache.glob("*/*.hsaco")))
 
-    def objects(self) -> dict[str, str]:
+    def hash_objects(self) -> dict[str, str]:
+        """Return the SHA-256 of each code object of the last build, by file name."""
         files = (self.root / f"build{self.number}").rglob("*.hsaco")
         return {file.name: sha256_file(file) for file in files}
+
+    def hash_images(self) -> dict[str, str]:
+        """Return the SHA-256 of each image, by file name."""
+        return {file.name: sha256_file(file) for file in self.images.rglob("*.aks2")}
 
 
 @pytest.fixture
@@ -66,14 +86,15 @@ def build(tmp_path: Path, attention_stack: Path) -> Build:
 
 
 def test_images_and_upstreams_own_path(build: Build) -> None:
-    """The images pass the check, and one process per kernel makes the same code objects.
+    """The images pass the check, and upstream's compile.py makes the same code objects.
 
-    No kernel has a path of the build.
+    compile.py runs in one process per kernel, as upstream's build does. No code object contains a
+    path of the build folder.
     """
     assert f"kernels: {COUNT} compiled" in build.run()
-    found = check_images.check(build.images, COUNT)
-    assert set(found) == {(n, t) for n in aotriton_tree.NAMES for t in aotriton_tree.TYPES}
-    ours = build.objects()
+    kernels = check_images.check(build.images, COUNT)
+    assert set(kernels) == set(itertools.product(aotriton_tree.NAMES, aotriton_tree.TYPES))
+    hashes = build.hash_objects()
     for file in (build.root / "build1").rglob("*.hsaco"):
         assert str(build.root).encode() not in file.read_bytes()
     rules = (build.root / "build1/Bare.compile").read_text().splitlines()
@@ -81,38 +102,41 @@ def test_images_and_upstreams_own_path(build: Build) -> None:
     environment["TRITON_CACHE_DIR"] = str(build.root / "other")
     for rule in rules[::3]:
         arguments = build_images.compile_arguments(rule)
-        out = build.root / "one" / Path(arguments[4]).name
-        out.parent.mkdir(exist_ok=True)
-        arguments[4] = str(out)
+        code_object = build.root / "one" / Path(arguments[4]).name
+        code_object.parent.mkdir(exist_ok=True)
+        arguments[4] = str(code_object)
         compiler = build.source / "v3python/compile.py"
         subprocess.run([build.python, compiler, *arguments], env=environment, check=True)
-        assert sha256_file(out) == ours[out.name]
+        assert sha256_file(code_object) == hashes[code_object.name]
 
 
 def test_killed_build_goes_on(build: Build) -> None:
-    """What a killed run had finished comes from the cache, into the same images."""
-    child = build.start(TEST_STAYS=max(aotriton_tree.NAMES))  # those come last
+    """After a kill the next run takes the finished kernels from the cache.
+
+    Its images are those of a run that was not killed.
+    """
+    # The kernels of this name come last. Each hangs once it has written a file.
+    child = build.start(TEST_STAYS=max(aotriton_tree.NAMES))
     while len(list(build.root.glob("build1/*/*.stays"))) < JOBS and child.poll() is None:
         time.sleep(0.02)
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
-    done = len(build.finished())
     assert child.returncode == -signal.SIGKILL
-    assert done == COUNT - COUNT // len(aotriton_tree.NAMES)
+    num_finished = build.count_cached_kernels()
+    assert num_finished == COUNT - COUNT // len(aotriton_tree.NAMES)
     output = build.run()
     compiled, cached = map(int, re.search(r"(\d+) compiled.*, (\d+) from", output).groups())
-    assert compiled + cached == COUNT and cached == done
-    again = {file.name: sha256_file(file) for file in build.images.rglob("*.aks2")}
-    whole = Build(build.root / "whole", build.python)
-    whole.run()
-    assert again == {file.name: sha256_file(file) for file in whole.images.rglob("*.aks2")}
+    assert compiled + cached == COUNT and cached == num_finished
+    uninterrupted = Build(build.root / "whole", build.python)
+    uninterrupted.run()
+    assert build.hash_images() == uninterrupted.hash_images()
     assert f"0 compiled, {COUNT} from the cache" in build.run()
-    # the environment of the next build has another path
-    other = build.root / "environment"
-    other.mkdir()
+    # The cache stays valid in another environment, where Triton has another path.
+    environment = build.root / "environment"
+    environment.mkdir()
     triton = next(build.python.parents[1].glob("lib/python*/site-packages/triton"))
-    (other / "triton").symlink_to(triton)
-    assert f"0 compiled, {COUNT} from the cache" in build.run(PYTHONPATH=str(other))
+    (environment / "triton").symlink_to(triton)
+    assert f"0 compiled, {COUNT} from the cache" in build.run(PYTHONPATH=str(environment))
 
 
 def test_kernel_that_does_not_compile(build: Build) -> None:
@@ -125,46 +149,62 @@ def test_kernel_that_does_not_compile(build: Build) -> None:
 
 
 def test_triton_that_cannot_be_imported(tmp_path: Path) -> None:
-    """Named as that: workers that cannot start look like those that ran out of memory."""
+    """The message names the import error.
+
+    Without a check of its own, workers that cannot start look like workers that ran out of memory.
+    """
     (tmp_path / "triton.py").write_text("raise ImportError('libtriton.so: no such file')\n")
     output = Build(tmp_path, Path(sys.executable)).run(code=1, PYTHONPATH=str(tmp_path))
     assert output == "triton cannot be imported: ImportError: libtriton.so: no such file\n"
 
 
-def sample() -> list[str]:
-    """The patterns of kernels.sh."""
+def read_sample_patterns() -> list[str]:
+    """Return the patterns by which kernels.sh chooses the images of the variant `sample`."""
     script = '. "$1" && printf %s "$AOTRITON_IMAGES"'
     command = ["bash", "-c", script, "bash", RECIPE / "kernels.sh"]
     environment = os.environ | {"AOTRITON_KERNELS": "sample"}
-    return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True
-    ).stdout.split()
+    output = subprocess.check_output(command, env=environment, text=True)
+    return output.split()
 
 
-def image(family: str, dtype: str, width: int, causal: int, padded: str, bias: int) -> str:
-    """FAMILY/NAME as upstream writes it; dropout is off."""
-    fields = (
-        f"{padded}_F_{causal}_{bias}" if family == "attn_fwd" else f"{causal}_{padded}_F_{bias}"
-    )
-    fields = padded if family == "bwd_preprocess" else fields
-    return f"{family}/FONLY__\uff0a{dtype}@16_{width}_{fields}___gfx115x"
+def name_image(family: str, dtype: str, head_dim: int, causal: int, padded: str, bias: int) -> str:
+    """Return upstream's name FAMILY/NAME of an image without dropout."""
+    if family == "bwd_preprocess":
+        fields = padded
+    elif family == "attn_fwd":
+        fields = f"{padded}_F_{causal}_{bias}"
+    else:
+        fields = f"{causal}_{padded}_F_{bias}"
+    return f"{family}/FONLY__\uff0a{dtype}@16_{head_dim}_{fields}___gfx115x"
+
+
+def count_matches(image: str, patterns: list[str]) -> int:
+    return sum(re.match(pattern, image) is not None for pattern in patterns)
 
 
 def test_sample_is_what_the_package_tests_launch() -> None:
-    """emulate_images.py and check_api.cc: fp16, 64; pytorch's test_with_gpu.py: all of these."""
+    """The variant `sample` has the images that package tests launch, and no others.
+
+    emulate_images.py and check_api.cc launch fp16 kernels with a head dimension of 64. pytorch's
+    test_with_gpu.py launches all images of the first loop.
+    """
+    patterns = read_sample_patterns()
     families = (check_images.FORWARD, *check_images.BACKWARD, "bwd_kernel_fuse")
     for case in itertools.product(families, ("fp16", "bf16"), (64, 128), (0, 3), "F", (0,)):
-        assert sum(bool(re.match(pattern, image(*case))) for pattern in sample()) == 1, case
-    for other in ("fp32", 64, 0, "F", 0), ("fp16", 256, 0, "F", 0), ("fp16", 64, 0, "T", 0):
-        assert not any(re.match(p, image(f, *other)) for p in sample() for f in families)
-    masked = image("attn_fwd", "fp16", 64, 0, "F", 1)
-    assert not any(re.match(pattern, masked) for pattern in sample())
+        assert count_matches(name_image(*case), patterns) == 1, case
+    not_launched = [("fp32", 64, 0, "F", 0), ("fp16", 256, 0, "F", 0), ("fp16", 64, 0, "T", 0)]
+    for family, case in itertools.product(families, not_launched):
+        assert count_matches(name_image(family, *case), patterns) == 0
+    with_bias = name_image("attn_fwd", "fp16", 64, 0, "F", 1)
+    assert count_matches(with_bias, patterns) == 0
 
 
 def test_only_chosen_images_are_compiled(tmp_path: Path) -> None:
-    """And a pattern that fits none is an error: a set for another AOTriton."""
+    """A pattern that matches no image is an error: it was written for another AOTriton."""
     images = {"attn_fwd/FONLY__x": ["a", "b"], "attn_fwd/FONLY__y": ["c"], "bwd/FONLY__x": ["d"]}
-    lines = [";".join(["amd", "flash", *name.split("/"), *outs]) for name, outs in images.items()]
+    lines = []
+    for name, objects in images.items():
+        lines.append(";".join(["amd", "flash", *name.split("/"), *objects]))
     (tmp_path / "Bare.cluster").write_text("\n".join(lines))
     (tmp_path / "Bare.compile").write_text("".join(f"d;p;{out};s\n" for out in "abcd"))
     build_images.choose(tmp_path, ["attn_fwd/.*x", "bwd/"])
@@ -178,8 +218,9 @@ def test_process_that_dies(build: Build) -> None:
     assert "a process died" in output and str(build.cache) in output
 
 
-# Lays out arguments of code objects whose values are their own names: stdin is a list of kernel,
-# [(kind, size)], causal; of one that is refused it prints why.
+# Prints the arguments that emulated_kernels.arguments() lays out for each case. The value of an
+# argument is its name, so that the output shows the order. For a refused case the output is the
+# message of the error. Stdin is a list of cases: [kernel, [[kind, size], ...], causal].
 SCRIPT = """
 import json, sys
 from types import SimpleNamespace
@@ -201,26 +242,30 @@ def lay_out(name, kinds, causal):
 print(json.dumps([lay_out(*case) for case in json.load(sys.stdin)]))
 """
 
-_POINTER, _WORD, _WIDE = ("global_buffer", 8), ("by_value", 4), ("by_value", 8)
-# attn_fwd as compiled without and with its optional groups, up to Triton's two scratch pointers
-_BASE = [_POINTER] * 3 + [_WORD] + [_POINTER] * 2 + [_WIDE] * 12 + [_WORD] * 3 + [_POINTER] * 2
-_BASE += [_WORD] * 2 + [_POINTER] * 2
-_PADDED, _RANDOM = [_WORD] * 2, [_WORD, _POINTER, _POINTER, _WIDE, _POINTER, _POINTER]
-_WINDOW, _PERSISTENT = [_WORD] * 2, [_POINTER, _WORD, _WORD]
+# An argument as a kind and a size in bytes.
+_POINTER = ("global_buffer", 8)
+_INT32 = ("by_value", 4)
+_INT64 = ("by_value", 8)
+# The arguments of attn_fwd without Triton's two scratch pointers, and its optional groups.
+_BASE = [_POINTER] * 3 + [_INT32] + [_POINTER] * 2 + [_INT64] * 12 + [_INT32] * 3 + [_POINTER] * 2
+_BASE += [_INT32] * 2 + [_POINTER] * 2
+_PADDED = [_INT32] * 2
+_RANDOM = [_INT32, _POINTER, _POINTER, _INT64, _POINTER, _POINTER]
+_WINDOW = [_INT32] * 2
+_PERSISTENT = [_POINTER, _INT32, _INT32]
 
-
-# and the last argument of each
+# Arguments of attn_fwd, whether it is causal, and the name of the last argument.
 LAYOUTS = [
     (_BASE, False, "ss_k"),
     (_BASE + _PADDED, False, "Hdim_vo"),
     (_BASE + _WINDOW, True, "Window_right"),
     (_BASE + _PADDED + _RANDOM + _WINDOW + _PERSISTENT, True, "Batch"),
-    (_BASE + _RANDOM + [_WORD] * 2, False, "Batch"),
+    (_BASE + _RANDOM + [_INT32] * 2, False, "Batch"),
 ]
 
 
 def test_layouts(attention_stack: Path) -> None:
-    """Optional groups are found, and what is no known layout is refused."""
+    """Optional groups of arguments are recognized, and an unknown layout is refused."""
     cases = [("attn_fwd", kinds, causal) for kinds, causal, _ in LAYOUTS]
     cases += [("attn_fwd", [_POINTER, *_BASE], False), ("bwd_kernel_fuse", _BASE, False)]
     done = subprocess.run(
@@ -231,8 +276,9 @@ def test_layouts(attention_stack: Path) -> None:
         capture_output=True,
         check=True,
     )
-    *given, unknown, other = json.loads(done.stdout)
-    for (kinds, _, last), arguments in zip(LAYOUTS, given, strict=True):
+    *laid_out, unknown_layout, unknown_kernel = json.loads(done.stdout)
+    for (kinds, _, last), arguments in zip(LAYOUTS, laid_out, strict=True):
         assert len(arguments) == len(kinds) and arguments[:4] == ["Q", "K", "V", "Sm_scale"]
         assert arguments[-1] == last
-    assert "fit no known layout" in unknown and "not one of attn_fwd" in other
+    assert "fit no known layout" in unknown_layout
+    assert "not one of attn_fwd" in unknown_kernel

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""README's first command: it shows kernels compiled, executed and compared, and builds nothing."""
+"""`./forge demo`, README's first command: it compiles, executes and compares kernels."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,10 @@ from forge.demo import ERRORS
 
 
 def test_the_first_look(host_base: None, tmp_path: Path) -> None:
-    """The wheels are those of the host base, so nothing is downloaded but flash-attn's source."""
+    """The demo uses the wheels of the host base, and builds no package.
+
+    It downloads nothing but flash-attn's source.
+    """
     root = tmp_path / "checkout"
     copy_checkout(root, packages=False)
     done = drive(CHECKOUT, "demo", FORGE_ROOT=str(root))

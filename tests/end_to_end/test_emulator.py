@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The emulator in the installed stack; both products' own tests run with them."""
+"""The emulator and the validator in the installed stack."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,10 @@ from support.project import CHECKOUT, drive
 
 
 def test_without_a_disassembler_nothing_is_claimed(emulated_stack: Path) -> None:
-    """Recipe tests take exit status 3 for "not checked": a wrong number must not hide behind it.
+    """Without a disassembler, the exit status is 3, and the only check is skipped.
 
-    With one flash-attn's package test executes its kernels.
+    Recipe tests take status 3 for "not checked". A wrong number must not have that status. With a
+    disassembler, flash-attn's package test executes its kernels.
     """
     words = ["run", "attention", "-e", "emulated", "--", "strix-validate", "emulated", "--json"]
     words += ["--only", "emulated/gqa-causal"]
@@ -20,7 +21,8 @@ def test_without_a_disassembler_nothing_is_claimed(emulated_stack: Path) -> None
     assert json.loads(done.stdout)["summary"]["skipped"] == 1
 
 
-# a report's program: tensors of `cuda`, and a kernel that reads as many values as it is told
+# A program as in a report of a bug: its tensors are on the device `cuda`, and its kernel reads as
+# many values as each command line argument says.
 PROGRAM = """
 import sys, torch, triton, triton.language as tl
 
@@ -32,21 +34,21 @@ def double(x, y, n, BLOCK: tl.constexpr):
 for length in map(int, sys.argv[1:]):
     x = torch.arange(1, 101, dtype=torch.float32, device="cuda")
     y = torch.zeros(100, device="cuda")
-    made = double[(1,)](x, y, length, BLOCK=128)
-    print(made.metadata.target.arch, length, "wrong:", int((y != 2 * x).sum()), flush=True)
+    compiled = double[(1,)](x, y, length, BLOCK=128)
+    print(compiled.metadata.target.arch, length, "wrong:", int((y != 2 * x).sum()), flush=True)
 """
 
 
 def test_a_reports_program_runs_on_the_device(emulated_stack: Path, tmp_path: Path) -> None:
-    program, script = tmp_path / "program.py", CHECKOUT / "tools/emulate_report.py"
+    program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-
+    script = CHECKOUT / "tools/emulate_report.py"
     words = ["strix-emulate", "device", "--", "python", str(script), str(program)]
     words += ["100", "50", "101"]
     done = drive(emulated_stack, "run", "attention", "-e", "emulated", "--", *words)
     if done.returncode == 3:  # no libLLVM
         pytest.skip(done.stderr)
-    said = done.stdout + done.stderr
-    assert "gfx1151 100 wrong: 0\n" in said and "gfx1151 50 wrong: 50\n" in said
-    # a tensor that is read past its end: the device ends the program
-    assert done.returncode == 1 and "trap in double" in said and "101 wrong:" not in said
+    output = done.stdout + done.stderr
+    assert "gfx1151 100 wrong: 0\n" in output and "gfx1151 50 wrong: 50\n" in output
+    # The kernel that reads past the end of its tensor traps, and the device ends the program.
+    assert done.returncode == 1 and "trap in double" in output and "101 wrong:" not in output

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A real pixi on a channel that we published: install, withdraw, update, damage."""
+"""A real pixi uses a channel that we published, also after a withdrawal and with a damaged file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +16,9 @@ pytestmark = pytest.mark.pixi
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """alpha 1.0, then 2.0; beta needs it."""
-    source, target = Source(tmp_path / "local"), tmp_path / "published"
+    """A published channel with alpha 1.0 and 2.0, and with beta, which requires alpha."""
+    source = Source(tmp_path / "local")
+    target = tmp_path / "published"
     source.make("alpha")
     source.make("beta", depends=["alpha"])
     PublishedChannel(target).publish(source)
@@ -33,10 +34,11 @@ def url(published: Path) -> Iterator[str]:
 
 
 class Workspace:
-    """Somebody's workspace that takes beta from one channel."""
+    """A user's workspace, which requires beta from one channel."""
 
     def __init__(self, folder: Path, channel: str) -> None:
-        self.folder, self.pixi = folder, Pixi(folder / "home", {})
+        self.folder = folder
+        self.pixi = Pixi(folder / "home", {})
         (folder / "pixi.toml").write_text(
             f'[workspace]\nname = "w"\nchannels = ["{channel}"]\nplatforms = ["linux-64"]\n'
             '[dependencies]\nbeta = "*"\n'
@@ -45,41 +47,45 @@ class Workspace:
     def __call__(self, *words: str, code: int = 0) -> str:
         return self.pixi(*words, cwd=self.folder, code=code)
 
-    def locked(self) -> str:
-        return (self.folder / "pixi.lock").read_text()
-
-    def installed(self) -> set[str]:
-        return {
-            file.stem for file in (self.folder / ".pixi/envs/default/conda-meta").glob("*.json")
-        }
+    def list_installed(self) -> set[str]:
+        """Return NAME-VERSION-BUILD of each installed package."""
+        records = (self.folder / ".pixi/envs/default/conda-meta").glob("*.json")
+        return {record.stem for record in records}
 
 
 def test_install_withdraw_update(published: Path, url: str, tmp_path: Path) -> None:
-    """A lock that names a withdrawn build installs from the cache alone; an update leaves it."""
+    """A lock that names a withdrawn build installs only while pixi's cache has that build.
+
+    `pixi update` replaces the withdrawn build in the lock.
+    """
     workspace = Workspace(tmp_path, url)
     workspace("install")
-    assert workspace.installed() == {f"alpha-2.0-{BUILD}", f"beta-1.0-{BUILD}"}
+    assert workspace.list_installed() == {f"alpha-2.0-{BUILD}", f"beta-1.0-{BUILD}"}
     assert (tmp_path / ".pixi/envs/default/alpha").read_text() == "alpha"
     PublishedChannel(published).withdraw([f"alpha-2.0-{BUILD}"], "wrong numbers")
     workspace("clean")
     workspace("install", "--locked")
-    assert f"alpha-2.0-{BUILD}" in workspace.installed()
+    assert f"alpha-2.0-{BUILD}" in workspace.list_installed()
     workspace("clean")
     workspace("clean", "cache", "--yes")
     assert f"alpha-2.0-{BUILD}.conda" in workspace("install", "--locked", code=1)
     workspace("update")
     workspace("install", "--locked")
-    assert workspace.installed() == {f"alpha-1.0-{BUILD}", f"beta-1.0-{BUILD}"}
+    assert workspace.list_installed() == {f"alpha-1.0-{BUILD}", f"beta-1.0-{BUILD}"}
 
 
 def test_a_file_cut_short(published: Path, url: str, tmp_path: Path) -> None:
-    """Nothing of it is installed, the message names it, and the next install goes on."""
-    workspace, file = Workspace(tmp_path, url), published / f"noarch/alpha-2.0-{BUILD}.conda"
+    """pixi installs nothing of a truncated package, and its message names the file.
+
+    Once the file is whole again, the next install succeeds.
+    """
+    workspace = Workspace(tmp_path, url)
+    file = published / f"noarch/alpha-2.0-{BUILD}.conda"
     workspace("lock")
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
     assert f"alpha-2.0-{BUILD}.conda" in workspace("install", "--locked", code=1)
     assert not (tmp_path / ".pixi/envs/default/alpha").exists()
-    file.write_bytes(whole)
+    file.write_bytes(content)
     workspace("install", "--locked")
-    assert len(workspace.installed()) == 2
+    assert len(workspace.list_installed()) == 2

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Locks of a real pixi, with conda-forge's real records (data/conda-forge)."""
+"""A real pixi locks the root workspace and the stacks from conda-forge's committed records.
+
+The records are in tests/data/conda-forge.
+"""
 
 import re
 import shutil
@@ -19,29 +22,37 @@ from forge.bases import PUBLISHED
 pytestmark = pytest.mark.pixi
 
 
-def text_of(lock: Path) -> str:
-    """A lock file but for `indexed_timestamp`, which newer versions than pixi 0.77 write."""
+def read_lock(lock: Path) -> str:
+    """Return the text of a lock file without its lines `indexed_timestamp`.
+
+    Versions of pixi after 0.77 write these lines.
+    """
     lines = lock.read_text().splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("  indexed_timestamp:"))
 
 
 def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
-    """It is pixi's own, byte for byte; and one that is not up to date is found."""
+    """pixi writes the committed pixi.lock byte for byte, and `--check` detects a stale lock."""
     for name in ("pixi.toml", "pixi.lock"):
         shutil.copy(CHECKOUT / name, tmp_path)
     pixi("lock", "--check", cwd=tmp_path)
-    manifest, lock = tmp_path / "pixi.toml", tmp_path / "pixi.lock"
-    written = text_of(lock)
+    manifest = tmp_path / "pixi.toml"
+    lock = tmp_path / "pixi.lock"
+    committed = read_lock(lock)
     lock.unlink()
     pixi("lock", cwd=tmp_path)
-    assert text_of(lock) == written
+    assert read_lock(lock) == committed
     manifest.write_text(manifest.read_text().replace('git = "*"', 'git = "<2"'))
     pixi("lock", "--check", cwd=tmp_path, code=1)
 
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
-    """Ours from our channel, for every environment; without what lacks.yaml lists for the stack."""
+    """Every environment of a stack's lock has pytorch from our channel.
+
+    The manifest is locked without the packages that lacks.yaml lists for the stack: the committed
+    records do not have them.
+    """
     folder = copy_stack(stack, tmp_path / "stacks")
     manifest = fit(folder / "pixi.toml")
     for name in LACKS.get(f"stacks/{stack}", []):
@@ -58,7 +69,10 @@ def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_machine_without_the_gpu_installs_a_stack(tmp_path: Path, stack: str) -> None:
-    """`install --all`, as CI does it: the environment for any machine; pixi skips the others."""
+    """`pixi install --all`, which CI runs, installs the environment that needs no GPU.
+
+    pixi skips the other environments.
+    """
     folder = copy_stack(stack, tmp_path / "stacks")
     manifest = fit(folder / "pixi.toml")
     data = tomllib.loads(manifest.read_text())
@@ -67,10 +81,10 @@ def test_a_machine_without_the_gpu_installs_a_stack(tmp_path: Path, stack: str) 
         for name in ("dependencies", "pypi-dependencies", "pypi-exclude-newer"):
             table.pop(name, None)
     manifest.write_text(tomli_w.dumps(data))
-    without = {"CONDA_OVERRIDE_AMDGPU": "", "CONDA_OVERRIDE_AMDGPU_ARCH": ""}
-    printed = Pixi(tmp_path / "home", {})("install", "--all", cwd=folder, **without)
-    others = sorted(data["environments"].keys() - {"emulated"})
+    without_gpu = {"CONDA_OVERRIDE_AMDGPU": "", "CONDA_OVERRIDE_AMDGPU_ARCH": ""}
+    printed = Pixi(tmp_path / "home", {})("install", "--all", cwd=folder, **without_gpu)
+    gpu_environments = sorted(data["environments"].keys() - {"emulated"})
     (skipped,) = re.findall("that do not support the current platform: (.*)", printed)
-    assert sorted(skipped.split(", ")) == others
+    assert sorted(skipped.split(", ")) == gpu_environments
     assert "The emulated environment has been installed" in printed
     assert [path.name for path in (folder / ".pixi/envs").iterdir()] == ["emulated"]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/move.md: its commands with a real pixi, from each start, up to the torch that is imported.
+"""A real pixi runs the commands of docs/move.md, and Python then imports our torch.
 
-The packages are stand-ins: each torch is a module that says whose it is. Python is real.
+There is a test for each workspace and environment that the page starts from. Python is real. The
+packages are stand-ins: each torch is a module that has only its versions.
 """
 
 import json
@@ -30,87 +31,115 @@ pytestmark = pytest.mark.pixi
 
 PAGE = (CHECKOUT / "docs/move.md").read_text()
 SECTIONS = dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", PAGE))
-TABLES = "[the\ntables](#the-tables)"
-OURS, CUDA, CPU, WHEEL, AMD, USERS = (
-    "2.13.0 7.15.2",
-    "2.12.0 None",
-    "2.11.0 None",
-    "2.99.0 None",
-    "2.13.0+rocm10.0.0 7.15.2",
-    "2.1.0 None",
-)
+# What the check of the page prints for each torch: its version and its version of HIP.
+OURS = "2.13.0 7.15.2"
+CUDA = "2.12.0 None"
+CPU = "2.11.0 None"
+WHEEL = "2.99.0 None"
+AMD = "2.13.0+rocm10.0.0 7.15.2"
+USERS = "2.1.0 None"
 SITE = f"lib/python{PYTHON}/site-packages"
 WITH_CUDA = {"CONDA_OVERRIDE_CUDA": "12.9"}
 
 
-def module(printed: str) -> str:
-    """The source of a torch whose version and HIP are `printed`."""
-    version, hip = printed.split()
-    hip = hip if hip == "None" else repr(hip)
+def make_torch(versions: str) -> str:
+    """Return the source of a torch module with these versions of torch and HIP."""
+    version, hip = versions.split()
+    hip = "None" if hip == "None" else repr(hip)
     return f"__version__ = {version!r}\nclass version:\n    hip = {hip}\n"
 
 
-def blocks(section: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a section, by their language; "tables" where it says to append them."""
-    text = re.sub(r"\[the\s+tables\]\(#the-tables\)", "[the tables](#the-tables)", section)
-    steps = r"(?ms)^```(\w+)\n(.*?)^```|(Append \[the tables\])"
-    return [
-        ("tables", "") if append else (kind, text) for kind, text, append in re.findall(steps, text)
-    ]
+def list_steps(section: str) -> list[tuple[str, str]]:
+    """Return the steps of a section in order, as a kind and a text.
+
+    A fenced block is a step whose kind is its language. An instruction to append the tables is a
+    step of the kind "tables", without a text.
+    """
+    section = re.sub(r"\[the\s+tables\]\(#the-tables\)", "[the tables](#the-tables)", section)
+    steps = []
+    for match in re.finditer(r"(?ms)^```(\w+)\n(.*?)^```|Append \[the tables\]", section):
+        language, text = match.groups()
+        steps.append((language, text) if language else ("tables", ""))
+    return steps
 
 
-def block(section: str, kind: str) -> str:
-    """The first block of a kind."""
-    return next(text for language, text in blocks(SECTIONS[section]) if language == kind)
+def find_block(section: str, language: str) -> str:
+    """Return the first block of a section in a language."""
+    return next(text for kind, text in list_steps(SECTIONS[section]) if kind == language)
 
 
-@pytest.fixture(scope="module")
-def world(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A conda-forge, our channel, and a PyPI; yields the addresses of each."""
-    folder = tmp_path_factory.mktemp("world")
-    torch, python = f"{SITE}/torch/__init__.py", [f"python {PYTHON}.*"]
-    ours = Source(folder / "ours", CHECKOUT / "recipes")
-    ours.make("libtorch", "2.13.0", "linux-64")
-    needs = [*python, "libtorch 2.13.0"]
-    ours.make("pytorch", "2.13.0", "linux-64", file=torch, text=module(OURS), depends=needs)
+def make_our_channel(folder: Path) -> None:
+    python = f"python {PYTHON}.*"
+    channel = Source(folder, CHECKOUT / "recipes")
+    channel.make("libtorch", "2.13.0", "linux-64")
+    channel.make(
+        "pytorch",
+        "2.13.0",
+        "linux-64",
+        file=f"{SITE}/torch/__init__.py",
+        text=make_torch(OURS),
+        depends=[python, "libtorch 2.13.0"],
+    )
     for name in ("triton", "flash-attn", "amd-aiter", "flash-attn-kernels-gfx1151"):
-        ours.make(name, "3.7.1", "linux-64", depends=python)
-    without_purls(ours.folder)  # prefix.dev's index has none
-    theirs = Source(folder / "theirs")
-    for version, build, text, needs in (
+        channel.make(name, "3.7.1", "linux-64", depends=[python])
+    without_purls(channel.folder)  # prefix.dev's index has none
+
+
+def make_conda_forge(folder: Path) -> None:
+    channel = Source(folder)
+    for version, build, versions, needs in (
         ("2.12.0", "cuda129_0", CUDA, ["__cuda"]),
         ("2.11.0", "cpu_0", CPU, []),
     ):
-        needs += [*python, f"libtorch {version}"]
-        theirs.make("libtorch", version, "linux-64")
-        theirs.make(
+        channel.make("libtorch", version, "linux-64")
+        channel.make(
             "pytorch",
             version,
             "linux-64",
             build=build,
-            file=torch,
-            text=module(text),
-            depends=needs,
+            file=f"{SITE}/torch/__init__.py",
+            text=make_torch(versions),
+            depends=[*needs, f"python {PYTHON}.*", f"libtorch {version}"],
         )
-    theirs.make("pytorch-gpu", "2.12.0", "linux-64", depends=["pytorch 2.12.0 cuda*"])
-    theirs.make("pytorch-cpu", "2.11.0", "linux-64", depends=["pytorch 2.11.0 cpu*"])
-    for name, version in (("cuda-version", "12.9"), ("numpy", "2.0")):
-        theirs.make(name, version, "linux-64")
-    take_python(folder / "theirs")
+    channel.make("pytorch-gpu", "2.12.0", "linux-64", depends=["pytorch 2.12.0 cuda*"])
+    channel.make("pytorch-cpu", "2.11.0", "linux-64", depends=["pytorch 2.11.0 cpu*"])
+    channel.make("cuda-version", "12.9", "linux-64")
+    channel.make("numpy", "2.0", "linux-64")
+    add_python(folder)
+
+
+@pytest.fixture(scope="module")
+def addresses(
+    host_base: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """Local addresses of conda-forge, of our channel and of pixi's mapping, by public address.
+
+    "pypi" is the address of an index like PyPI.
+    """
+    folder = tmp_path_factory.mktemp("world")
+    make_our_channel(folder / "ours")
+    make_conda_forge(folder / "theirs")
     index = folder / "index"
     popular(index)
     (wheel,) = index.glob("torch/torch-2.99.0-*")
     wheel.unlink()
-    files = {"torch/__init__.py": module(WHEEL)}
+    files = {"torch/__init__.py": make_torch(WHEEL)}
     write_wheel(index / "torch", "torch", "2.99.0", files, ("triton==3.99.0",))
     write_mapping(folder / "mapping", numpy="numpy", accelerate="accelerate")
     with served(folder, Revalidating) as url, served(index, SimpleIndex) as pypi:
-        places = {"theirs": CONDA_FORGE, "ours": PUBLISHED, "mapping": MAPPING}
-        yield {name: f"{url}/{place}" for place, name in places.items()} | {"pypi": pypi}
+        yield {
+            CONDA_FORGE: f"{url}/theirs",
+            PUBLISHED: f"{url}/ours",
+            MAPPING: f"{url}/mapping",
+            "pypi": pypi,
+        }
 
 
-def take_python(channel: Path) -> None:
-    """Put the host base's Python into a channel; nothing of our names is known there."""
+def add_python(channel: Path) -> None:
+    """Add the host base's Python to a channel, and state the names of its packages on PyPI.
+
+    Only numpy has such a name.
+    """
     records = json.loads((HOST_BASE / "repodata.json").read_bytes())["packages.conda"]
     index = channel / "linux-64/repodata.json"
     data = json.loads(index.read_bytes())
@@ -121,112 +150,127 @@ def take_python(channel: Path) -> None:
     for record in data["packages.conda"].values():
         record["purls"] = ["pkg:pypi/numpy"] if record["name"] == "numpy" else []
     index.write_text(json.dumps(data))
-    for other in {*index.parent.glob("repodata_*"), *index.parent.glob("*.zst")}:
-        other.unlink()
+    # Other forms of the index do not have these changes.
+    for file in {*index.parent.glob("repodata_*"), *index.parent.glob("*.zst")}:
+        file.unlink()
 
 
 @dataclass
 class User:
-    """Somebody who follows the page."""
+    """Somebody who follows the page.
+
+    Attributes:
+        pixi: pixi in the user's home folder.
+        folder: The folder of the workspace.
+        index: The URL of the index that replaces PyPI.
+    """
 
     pixi: Pixi
     folder: Path
     index: str
 
+    @property
     def manifest(self) -> Path:
         return self.folder / "pixi.toml"
 
     def write(self, text: str) -> None:
-        """Write a manifest of the page, which takes PyPI's packages from the test's own index."""
+        """Write a manifest from the page, changed so that PyPI's packages come from `index`."""
         options = f'[pypi-options]\nindex-url = "{self.index}"\n'
-        self.manifest().write_text(f"{text.replace('3.12', PYTHON)}\n\n{options}")
+        self.manifest.write_text(f"{text.replace('3.12', PYTHON)}\n\n{options}")
 
     def append(self, text: str) -> None:
-        old = self.manifest().read_text()
-        self.manifest().write_text(f"{old}\n{text}")
+        old = self.manifest.read_text()
+        self.manifest.write_text(f"{old}\n{text}")
 
     def run(self, line: str, code: int | None = 0, **environment: str) -> str:
-        """Run a line of the page, and require its exit code."""
+        """Run a line of the page, require its exit code, and return what it printed."""
         words = shlex.split(line.replace("3.12", PYTHON), comments=True)
         if words[0] != "pixi":
             subprocess.run(words, cwd=self.folder, check=True)
             return ""
         printed = self.pixi(*words[1:], cwd=self.folder, code=code, **environment)
         if words[1] == "init":
-            self.write(self.manifest().read_text())
+            self.write(self.manifest.read_text())
         return printed
 
-    def from_pypi(self) -> set[str]:
-        """The packages of PyPI in the lock."""
+    def list_pypi_packages(self) -> set[str]:
+        """Return the names of the packages in the lock that are from PyPI."""
         lock = (self.folder / "pixi.lock").read_text()
         files = re.findall(r"pypi: (\S+)", lock)
-        assert all(file.startswith(self.index) for file in files), "of this machine alone"
+        assert all(file.startswith(self.index) for file in files), "a file is from another index"
         return {file.split("/")[-1].split("-")[0] for file in files}
 
-    def imports(self, **environment: str) -> str:
-        """The version of torch, HIP's, and the torch's place: what the page's check prints."""
-        line = block("See whose torch is imported", "sh").strip()
-        words = shlex.split(line)
-        pixi = self.pixi.environment | environment
-        done = subprocess.run(words, cwd=self.folder, env=pixi, capture_output=True, text=True)
+    def check_torch(self, **environment: str) -> str:
+        """Run the page's check: it prints the versions of torch and HIP, and torch's file."""
+        line = find_block("See whose torch is imported", "sh").strip()
+        done = subprocess.run(
+            shlex.split(line),
+            cwd=self.folder,
+            env=self.pixi.environment | environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def follow(self, section: str) -> str:
-        """Do what a section says, up to its check; returns all that was printed."""
+    def follow(self, section: str) -> None:
+        """Follow a section up to its check, and require the output that its text blocks show."""
         printed = ""
-        for kind, text in blocks(SECTIONS[section].split("Then [check it]")[0]):
+        for kind, text in list_steps(SECTIONS[section].split("Then [check it]")[0]):
             if kind == "sh":
-                printed += "".join(map(self.run, text.splitlines()))
-            elif kind == "tables":
-                self.append(block("The tables", "toml"))
-            elif kind == "text":
-                lines = [" ".join(line.split()) for line in printed.splitlines()]
                 for line in text.splitlines():
-                    assert any(line in other for other in lines), f"{line}: not in {printed}"
-        return printed
+                    printed += self.run(line)
+            elif kind == "tables":
+                self.append(find_block("The tables", "toml"))
+            elif kind == "text":
+                printed_lines = [" ".join(line.split()) for line in printed.splitlines()]
+                for line in text.splitlines():
+                    is_printed = any(line in printed_line for printed_line in printed_lines)
+                    assert is_printed, f"{line}: not in {printed}"
 
     def require_ours(self) -> None:
-        """What the page's check prints is as its table says, and so is the list of packages."""
-        version, hip, place = self.imports().split()
+        """Require that the page's check and the lock both show our torch."""
+        version, hip, file = self.check_torch().split()
         assert f"{version} {hip}" == OURS
-        assert Path(place).is_relative_to(self.folder / ".pixi/envs")
+        assert Path(file).is_relative_to(self.folder / ".pixi/envs")
         lock = (self.folder / "pixi.lock").read_text()
         assert re.search(rf"conda: {PUBLISHED}/linux-64/pytorch-2.13", lock)
-        assert not self.from_pypi() & {"torch", "triton"}
+        assert not self.list_pypi_packages() & {"torch", "triton"}
 
 
 @pytest.fixture
-def user(world: dict[str, str], tmp_path: Path) -> User:
-    mirrors = {name: url for name, url in world.items() if name != "pypi"}
+def user(addresses: dict[str, str], tmp_path: Path) -> User:
+    mirrors = {name: url for name, url in addresses.items() if name != "pypi"}
     (tmp_path / "mine").mkdir()
-    return User(Pixi(tmp_path / "home", mirrors), tmp_path / "mine", world["pypi"])
+    return User(Pixi(tmp_path / "home", mirrors), tmp_path / "mine", addresses["pypi"])
 
 
-def start(user: User, section: str) -> None:
-    """The workspace that a section begins with."""
-    user.write(block(section, "toml"))
+def write_first_manifest(user: User, section: str) -> None:
+    """Write the manifest that a section begins with."""
+    user.write(find_block(section, "toml"))
 
 
-FORGE, PYPI = "From conda-forge's PyTorch", "From PyPI's PyTorch in a pixi workspace"
-VENV, CONDA = "From a virtual environment with AMD's wheels", "From a conda environment"
+FORGE = "From conda-forge's PyTorch"
+PYPI = "From PyPI's PyTorch in a pixi workspace"
+VENV = "From a virtual environment with AMD's wheels"
+CONDA = "From a conda environment"
 
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_from_conda_forge(user: User, installed: bool) -> None:
-    start(user, FORGE)
+    write_first_manifest(user, FORGE)
     if installed:
         user.run("pixi install", **WITH_CUDA)
-        assert user.imports(**WITH_CUDA).startswith(CUDA)
+        assert user.check_torch(**WITH_CUDA).startswith(CUDA)
     user.follow(FORGE)
     user.require_ours()
-    user.append(block("The tables", "toml"))
+    user.append(find_block("The tables", "toml"))
     update, add = re.findall(r"(?m)^pixi (?:update|add --pypi).*", SECTIONS[FORGE])
     assert "there are no versions of torch" in user.run(add, code=1)
     user.run(update)
     user.run(add)
     user.require_ours()
-    assert "accelerate" in user.from_pypi()
+    assert "accelerate" in user.list_pypi_packages()
 
 
 @pytest.mark.parametrize(
@@ -242,17 +286,22 @@ def test_from_conda_forge(user: User, installed: bool) -> None:
 def test_a_channel_before_and_after_another(
     user: User, requirement: str, imported: str, refused: bool
 ) -> None:
-    """Appended it changes nothing, in silence; before, what asks for another build is named."""
-    text = block(FORGE, "toml").split("[dependencies]")[0]
+    """Appended after conda-forge, our channel changes nothing, and pixi prints no warning.
+
+    Before conda-forge, our channel provides pytorch. A requirement for another build then fails,
+    and the message names it.
+    """
+    text = find_block(FORGE, "toml").split("[dependencies]")[0]
     user.write(f'{text}[dependencies]\npython = "{PYTHON}.*"\n{requirement}\n')
     user.run("pixi lock")
     assert "Added" in user.run(f"pixi workspace channel add {PUBLISHED}")
     user.run("pixi update")
-    assert user.imports().startswith(imported)
+    assert user.check_torch().startswith(imported)
     prepend = f"pixi workspace channel add --no-install --prepend {PUBLISHED}"
     assert "Added" in user.run(prepend)
-    assert user.imports().startswith(imported), "pixi moves it: docs/move.md says too much"
-    remove, prepend = blocks(SECTIONS[FORGE])[-1][1].splitlines()
+    message = "pixi moved the channel to the front; docs/move.md says that it does not"
+    assert user.check_torch().startswith(imported), message
+    remove, prepend = list_steps(SECTIONS[FORGE])[-1][1].splitlines()
     user.run(remove)
     printed = user.run(prepend, code=int(refused))
     if refused:
@@ -266,64 +315,75 @@ def test_a_channel_before_and_after_another(
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_from_pypi(user: User, installed: bool) -> None:
-    start(user, PYPI)
-    user.run("pixi install" if installed else "pixi lock")
+    write_first_manifest(user, PYPI)
     if installed:
-        assert user.imports().startswith(WHEEL)
+        user.run("pixi install")
+        assert user.check_torch().startswith(WHEEL)
+    else:
+        user.run("pixi lock")
     user.follow(PYPI)
     user.require_ours()
 
 
 def test_from_pypi_without_an_update(user: User) -> None:
-    """A lock from before the tables stays, and with it PyPI's torch over ours."""
-    start(user, PYPI)
+    """Without `pixi update`, the lock keeps PyPI's torch, which overwrites ours.
+
+    pixi considers a lock without the tables up to date.
+    """
+    write_first_manifest(user, PYPI)
     user.run("pixi lock")
-    first, *_ = (text for kind, text in blocks(SECTIONS[PYPI]) if kind == "sh")
-    for line in first.splitlines():
+    commands = find_block(PYPI, "sh")
+    for line in commands.splitlines():
         user.run(line)
-    user.append(block("The tables", "toml"))
+    user.append(find_block("The tables", "toml"))
     user.run("pixi lock")
-    assert {"torch", "triton"} <= user.from_pypi()
-    assert user.imports().startswith(WHEEL)
+    assert {"torch", "triton"} <= user.list_pypi_packages()
+    assert user.check_torch().startswith(WHEEL)
 
 
-def virtual_environment(folder: Path) -> dict[str, str]:
-    """Make one with AMD's torch; returns the variables of its activation."""
+def make_virtual_environment(folder: Path) -> dict[str, str]:
+    """Make a virtual environment with AMD's torch, and return the variables that activate it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (site,) = folder.glob("lib/python3*/site-packages")
     (site / "torch").mkdir()
-    (site / "torch/__init__.py").write_text(module(AMD))
+    (site / "torch/__init__.py").write_text(make_torch(AMD))
     return {"VIRTUAL_ENV": str(folder), "PATH": f"{folder}/bin:{os.environ['PATH']}"}
 
 
 def test_from_a_virtual_environment(user: User, tmp_path: Path) -> None:
-    """While it is active, `python` is its own, and `pixi run python` the workspace's."""
-    active = virtual_environment(tmp_path / "venv")
+    """In an active virtual environment, `python` imports AMD's torch.
+
+    `pixi run python` imports the workspace's torch.
+    """
+    activation = make_virtual_environment(tmp_path / "venv")
     user.follow(VENV)
     user.require_ours()
     script = "import torch; print(torch.__version__, torch.version.hip)"
-    own = subprocess.run(
-        ["python", "-c", script], env=user.pixi.environment | active, capture_output=True, text=True
+    done = subprocess.run(
+        ["python", "-c", script],
+        env=user.pixi.environment | activation,
+        capture_output=True,
+        text=True,
     )
-    assert own.stdout.strip() == AMD
-    assert user.imports(**active).startswith(OURS)
+    assert done.stdout.strip() == AMD
+    assert user.check_torch(**activation).startswith(OURS)
 
 
 def test_beside_a_torch_of_the_user(user: User) -> None:
-    """It is imported by pixi's Python too, until the workspace says not to look there."""
+    """pixi's Python imports a torch in ~/.local unless the workspace sets PYTHONNOUSERSITE."""
     site = user.pixi.home / ".local" / SITE / "torch"
     site.mkdir(parents=True)
-    (site / "__init__.py").write_text(module(USERS))
+    (site / "__init__.py").write_text(make_torch(USERS))
     user.follow(VENV)
-    version, hip, place = user.imports().split()
-    assert f"{version} {hip}" == USERS and Path(place).is_relative_to(user.pixi.home)
-    user.append(blocks(SECTIONS[VENV])[-1][1])
+    version, hip, file = user.check_torch().split()
+    assert f"{version} {hip}" == USERS and Path(file).is_relative_to(user.pixi.home)
+    user.append(list_steps(SECTIONS[VENV])[-1][1])
     user.require_ours()
 
 
 @pytest.mark.parametrize("with_pip", [True, False])
 def test_from_a_conda_environment(user: User, with_pip: bool) -> None:
-    text = block(CONDA, "yaml").replace("3.12", PYTHON)
+    text = find_block(CONDA, "yaml").replace("3.12", PYTHON)
     if not with_pip:
         text = text.split("  - pip:")[0]
     (user.folder / "environment.yml").write_text(text)
@@ -332,8 +392,9 @@ def test_from_a_conda_environment(user: User, with_pip: bool) -> None:
 
 
 def test_every_way_is_walked() -> None:
-    ways = {name for name in SECTIONS if name.startswith("From ")}
-    assert ways == {FORGE, PYPI, VENV, CONDA}
-    for way in ways:
-        assert "[check it](#see-whose-torch-is-imported)" in SECTIONS[way]
-    assert shutil.which("sed")
+    """The page has no section "From ..." without a test, and each ends with the check."""
+    names = {name for name in SECTIONS if name.startswith("From ")}
+    assert names == {FORGE, PYPI, VENV, CONDA}
+    for name in names:
+        assert "[check it](#see-whose-torch-is-imported)" in SECTIONS[name]
+    assert shutil.which("sed"), "the page's commands need sed"

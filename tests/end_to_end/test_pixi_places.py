@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fifty hostile packages (support/places.py) and a real pixi alone: what it lets out is named.
+"""A real pixi installs the hostile packages of support/places.py, without our own checks.
 
-SECURITY.md says it of pixi. Once it is not so any more, this fails, and SECURITY.md says too much.
+SECURITY.md names the cases in which pixi writes outside of the prefix. If pixi no longer does so,
+these tests fail, and SECURITY.md has to be changed.
 """
 
 from pathlib import Path
@@ -18,17 +19,20 @@ pytestmark = pytest.mark.pixi
 @pytest.mark.parametrize("name", CASES)
 def test_installed_by_pixi_alone(name: str, tmp_path: Path) -> None:
     machine = Machine(CASES[name], tmp_path)
-    folder, pixi = machine.app.folder, Pixi(tmp_path / "home", {})
+    folder = machine.app.folder
+    pixi = Pixi(tmp_path / "home", {})
     (folder / "pixi.toml").write_text(
         f'[workspace]\nname = "app"\nchannels = ["{machine.channel.as_uri()}"]\n'
         'platforms = ["linux-64"]\n[dependencies]\npython = "*"\nalpha = "*"\nbeta = "*"\n'
     )
     before = tree(machine.out)
-    for _ in range(2):  # it repairs an environment as well
+    # The second run repairs the environment that the first has installed.
+    for _ in range(2):
         pixi("install", cwd=folder, code=None)
     assert (folder / "pixi.lock").exists()
     if name not in BY_ORDER:
-        assert (tree(machine.out) != before) is (name in LET_THROUGH | PIXIS)
+        has_written_outside = tree(machine.out) != before
+        assert has_written_outside is (name in LET_THROUGH | PIXIS)
 
 
 def test_what_it_lets_through_is_named() -> None:

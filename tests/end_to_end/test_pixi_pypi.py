@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""PyPI packages on top of ours, in every order of commands: a real pixi takes PyPI's torch or not.
+"""A real pixi adds PyPI packages to a workspace with our pytorch, in every order of commands.
 
-Ours stays, and where it is not enough the solve fails and names what it would have taken.
+Our pytorch stays. If a package cannot use it, the solve fails, and the message names what the
+package requires.
 """
 
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +30,10 @@ from forge.generated import FOR_CUDA
 
 pytestmark = pytest.mark.pixi
 
-# what of PyPI never comes over ours: the names of ours there, and what requires CUDA
+# PyPI's packages that the tables hide: those with the names of ours, and those that require CUDA.
 HIDDEN = {*filter(None, pypi.read_names(CHECKOUT / "recipes").values()), *FOR_CUDA}
-FROM_PYPI = re.compile(r"pypi: \S+?/(\w+)-([\d.]+)-py3")
-# the commands before and after `pixi add --pypi NAME`, in the orders in which people type them
+LOCKED_WHEEL = re.compile(r"pypi: \S+?/(\w+)-([\d.]+)-py3")
+# Orders of commands. Each has the commands before `pixi add --pypi NAME`, and those after it.
 ORDERS = {
     "first": (["add python numpy pytorch triton"], []),
     "after a lock": (["add python numpy pytorch triton", "lock"], []),
@@ -42,12 +44,14 @@ ORDERS = {
     "ours one by one": (["add pytorch", "add python", "add numpy", "add triton"], ["update"]),
     "removed and added": (["add python numpy pytorch triton"], ["remove triton", "add triton"]),
 }
-# these write the lock alone: PyPI's files need a real Python
-LOCKS_ONLY = ("add", "remove", "update", "upgrade")
+# Commands that are run with --no-install: they then only lock. To install files from PyPI, pixi
+# would need a real Python.
+WITHOUT_INSTALL = ("add", "remove", "update", "upgrade")
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an index that replaces PyPI."""
     folder = tmp_path_factory.mktemp("index")
     popular(folder, *HIDDEN)
     with served(folder, SimpleIndex) as url:
@@ -59,50 +63,77 @@ OTHER_PLATFORMS = ("win-64", "osx-arm64", "linux-aarch64")
 
 @dataclass
 class User:
-    """Somebody with a workspace, and what of PyPI it locks."""
+    """A user with a workspace.
+
+    Attributes:
+        pixi: pixi in the user's home folder.
+        folder: The folder of the workspace.
+    """
 
     pixi: Pixi
     folder: Path
 
     def __call__(self, line: str, code: int | None = 0) -> str:
-        word, *rest = line.split()
-        words = [word, *(["--no-install"] if word in LOCKS_ONLY else []), *rest]
-        return self.pixi(*dict.fromkeys(words), cwd=self.folder, code=code)
+        """Run `pixi LINE`, require its exit code, and return what it printed."""
+        command, *arguments = line.split()
+        if command in WITHOUT_INSTALL and "--no-install" not in arguments:
+            arguments.insert(0, "--no-install")
+        return self.pixi(command, *arguments, cwd=self.folder, code=code)
 
     def write(self, index: str, *tables: str, channels: Sequence[str] = (PUBLISHED,)) -> None:
+        """Write the workspace's manifest.
+
+        Args:
+            index: The URL of the index that replaces PyPI.
+            tables: Text to append.
+            channels: The channels before conda-forge.
+        """
         self.folder.mkdir()
         (self.folder / "pixi.toml").write_text(
             f'[workspace]\nname = "w"\nchannels = {json.dumps([*channels, "conda-forge"])}\n'
             f'platforms = ["linux-64"]\n[pypi-options]\nindex-url = "{index}"\n' + "".join(tables)
         )
 
-    def from_pypi(self) -> set[str]:
+    def list_pypi_packages(self) -> set[str]:
+        """Return the names of the locked packages that are from PyPI.
+
+        Of the packages in ADDED and REFUSED, the lock must have the new release.
+        """
         lock = self.folder / "pixi.lock"
-        lines = FROM_PYPI.findall(lock.read_text()) if lock.exists() else []
-        found = {name.replace("_", "-"): version for name, version in lines}
-        assert all(found[name] == NEW for name in found.keys() & (ADDED | REFUSED).keys()), found
-        return set(found)
+        if not lock.exists():
+            return set()
+        versions = {}
+        for name, version in LOCKED_WHEEL.findall(lock.read_text()):
+            versions[name.replace("_", "-")] = version
+        for name in versions.keys() & (ADDED | REFUSED).keys():
+            assert versions[name] == NEW, versions
+        return set(versions)
 
-    def added(self, *names: str) -> set[str]:
-        """What of PyPI is locked after `pixi add --pypi NAMES`, which may fail."""
-        before = (self.folder / "pixi.toml").read_text()
-        said = self(f"add --pypi {' '.join(names)}", code=None)
-        if not (found := self.from_pypi()):  # what is missing is named, and nothing was changed
-            assert re.search(r"(torch|torchvision|xformers|unsloth)( |==)", said), said
-            assert (self.folder / "pixi.toml").read_text() == before
-        return found
+    def try_to_add(self, *names: str) -> set[str]:
+        """Run `pixi add --pypi NAMES`, and return the locked packages that are from PyPI.
+
+        If there are none, pixi must have named what is missing, without changing the manifest.
+        """
+        manifest = self.folder / "pixi.toml"
+        before = manifest.read_text()
+        printed = self(f"add --pypi {' '.join(names)}", code=None)
+        locked = self.list_pypi_packages()
+        if not locked:
+            assert re.search(r"(torch|torchvision|xformers|unsloth)( |==)", printed), printed
+            assert manifest.read_text() == before
+        return locked
 
 
-def table(name: str) -> str:
-    """A table of docs/pypi.md, as people paste it."""
-    # the first block: the other takes AMD's own wheels instead
+def read_table(name: str) -> str:
+    """Return a table of docs/pypi.md, as users paste it."""
+    # A later block has AMD's own wheels instead.
     block = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "docs/pypi.md").read_text())[0]
     (text,) = re.findall(rf"(?ms)^\[{re.escape(name)}.*?(?=^\[|\Z)", block)
     return text
 
 
-def conda_packages(folder: Path, *names: str) -> Source:
-    """Packages of one file that are called as ours and conda-forge's are."""
+def make_packages(folder: Path, *names: str) -> Source:
+    """Make a channel of one-file packages with the names of our packages or conda-forge's."""
     versions = {"pytorch": "2.13.0", "triton": "3.7.1", "torchvision": "0.28.0", "python": "3.12.5"}
     source = Source(folder, CHECKOUT / "recipes")
     for name in names:
@@ -111,23 +142,24 @@ def conda_packages(folder: Path, *names: str) -> Source:
     return source
 
 
-# Who serves our channel: our own index says what our packages are called on PyPI, and of another
-# one the workspace has to know.
-SERVED = {"published": ["pypi-exclude-newer", "pypi-dependencies"]}
-SERVED["hosted"] = ["workspace.conda-pypi-map", *SERVED["published"]]
+# The tables of docs/pypi.md that a workspace needs, by who writes the index of our channel. Our own
+# index has our packages' names on PyPI. If a host writes the index, the workspace needs a table of
+# these names.
+TABLES = {"published": ["pypi-exclude-newer", "pypi-dependencies"]}
+TABLES["hosted"] = ["workspace.conda-pypi-map", *TABLES["published"]]
 
 
-@pytest.fixture(scope="module", params=SERVED)
+@pytest.fixture(scope="module", params=TABLES)
 def channels(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, dict[str, str], list[str]]]:
-    """A folder, the mirrors of a user, and the tables that the workspace needs."""
+) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """The mirrors of a user, and the tables that the workspace needs."""
     folder = tmp_path_factory.mktemp("channels")
-    ours = conda_packages(folder / "local" / "ours", "pytorch", "triton", "torchvision")
+    ours = make_packages(folder / "local" / "ours", "pytorch", "triton", "torchvision")
     PublishedChannel(folder / "ours").publish(ours)
-    # some of its records say what they are on PyPI, as those of the committed records do: pixi asks
-    # for no names where it finds one
-    conda_packages(folder / "theirs", "python", "numpy", "safetensors")
+    # As in the committed records, some records of conda-forge have their names on PyPI. pixi then
+    # does not ask the mapping for names.
+    make_packages(folder / "theirs", "python", "numpy", "safetensors")
     file = folder / "theirs/linux-64/repodata.json"
     data = json.loads(file.read_bytes())
     for record in data["packages.conda"].values():
@@ -135,12 +167,13 @@ def channels(
     file.write_text(json.dumps(data))
     if request.param == "hosted":
         without_purls(folder / "ours")
-    yield from served_to_a_user(folder, SERVED[request.param])
+    with serve_channels(folder) as mirrors:
+        yield mirrors, TABLES[request.param]
 
 
-def served_to_a_user(
-    folder: Path, tables: list[str]
-) -> Iterator[tuple[Path, dict[str, str], list[str]]]:
+@contextmanager
+def serve_channels(folder: Path) -> Iterator[dict[str, str]]:
+    """Serve folder/theirs, folder/ours and a mapping; yield their URLs by public URL."""
     write_mapping(
         folder / "mapping",
         numpy="numpy",
@@ -149,57 +182,65 @@ def served_to_a_user(
         peft="peft",
     )
     with served(folder, Revalidating) as url:
-        mirrors = {"theirs": CONDA_FORGE, "ours": PUBLISHED, "mapping": MAPPING}
-        yield folder, {name: f"{url}/{path}" for path, name in mirrors.items()}, tables
+        yield {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours", MAPPING: f"{url}/mapping"}
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_ours_stays(
-    channels: tuple[Path, dict[str, str], list[str]], index: str, tmp_path: Path, order: str
+    channels: tuple[dict[str, str], list[str]], index: str, tmp_path: Path, order: str
 ) -> None:
-    """Three packages that ours is enough for, and three for which it is not."""
-    _, mirrors, tables = channels
+    """pixi adds three packages that can use our pytorch, and refuses three that cannot."""
+    mirrors, tables = channels
     user = User(Pixi(tmp_path / "home", mirrors), tmp_path / "start")
-    user.write(index, *map(table, tables))
-    before, after = ORDERS[order]
-    for line in before:
+    user.write(index, *map(read_table, tables))
+    lines_before, lines_after = ORDERS[order]
+    for line in lines_before:
         user(line)
     for refused in ("timm", "xformers", "unsloth"):
-        assert user.added(refused) == set()
+        assert user.try_to_add(refused) == set()
         user("lock --check")
-    three = {"accelerate", "torchao", "torchmetrics"}
-    assert user.added(*three) == three
-    for line in after:
+    names = {"accelerate", "torchao", "torchmetrics"}
+    assert user.try_to_add(*names) == names
+    for line in lines_after:
         user(line)
-        assert user.from_pypi() == three
+        assert user.list_pypi_packages() == names
 
 
-def test_without_the_tables(tmp_path: Path, index: str) -> None:
-    """The tests above can fail: PyPI's torch comes over ours, and a lock before changes nothing."""
-    for number, first in enumerate((None, "lock")):
-        folder = tmp_path / str(number)
-        conda_packages(folder / "ours", "pytorch", "triton")
-        without_purls(folder / "ours")
-        conda_packages(folder / "theirs", "python", "numpy")
-        for _, mirrors, _ in served_to_a_user(folder, []):
-            user = User(Pixi(folder / "home", mirrors), folder / "w")
-            user.write(index)
-            user("add python numpy pytorch triton")
-            if first:
-                user(first)
-            assert user.added("accelerate") >= {"accelerate", "torch", "triton", "nvidia-cublas"}
+@pytest.mark.parametrize("commands", [[], ["lock"]])
+def test_without_the_tables(tmp_path: Path, index: str, commands: list[str]) -> None:
+    """Without the tables, pixi locks PyPI's torch over ours: the tests above can fail.
+
+    A lock that exists before `pixi add --pypi` makes no difference.
+    """
+    make_packages(tmp_path / "ours", "pytorch", "triton")
+    without_purls(tmp_path / "ours")
+    make_packages(tmp_path / "theirs", "python", "numpy")
+    with serve_channels(tmp_path) as mirrors:
+        user = User(Pixi(tmp_path / "home", mirrors), tmp_path / "w")
+        user.write(index)
+        user("add python numpy pytorch triton")
+        for command in commands:
+            user(command)
+        assert user.try_to_add("accelerate") >= {"accelerate", "torch", "triton", "nvidia-cublas"}
 
 
 @pytest.fixture(scope="module", params=["own", "hosted"])
 def pixi(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pixi]:
-    """With the committed records of conda-forge, and our recipes in an index of either kind."""
+    """A pixi user with the committed records of conda-forge and those of our recipes' packages.
+
+    The index of our channel is our own, or one that a host has written.
+    """
     folder = records_of_both(tmp_path_factory.mktemp("records"))
     for subdir in OTHER_PLATFORMS:
-        names = {"python": [], "pytorch": ["python >=3.12,<3.13"], "numpy": ["python"]}
-        packages = {
-            f"{name}-3.12.5-0.conda": {
+        packages = {}
+        for name, needs in {
+            "python": [],
+            "pytorch": ["python >=3.12,<3.13"],
+            "numpy": ["python"],
+        }.items():
+            packages[f"{name}-3.12.5-0.conda"] = {
                 "name": name,
                 "version": "3.12.5",
                 "build": "0",
@@ -209,24 +250,22 @@ def pixi(
                 "sha256": "0" * 64,
                 "size": 1,
             }
-            for name, needs in names.items()
-        }
         write_repodata(folder / "theirs", subdir, packages)
     if request.param == "hosted":
         without_purls(folder / "ours")
-    for _, mirrors, _ in served_to_a_user(folder, []):
+    with serve_channels(folder) as mirrors:
         yield Pixi(folder / "home", mirrors)
 
 
-def copied(workspace: str, folder: Path, index: str) -> Path:
-    """A stack, or README's pixi.toml, as people copy it."""
+def copy_workspace(workspace: str, folder: Path, index: str) -> Path:
+    """Copy a stack or README's pixi.toml to a folder, and return the folder of its manifest."""
     if workspace == "README":
         folder.mkdir()
         (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "README.md").read_text())
         (folder / "pixi.toml").write_text(text)
     else:
-        fit(copy_stack(workspace, folder) / "pixi.toml")
-        folder /= workspace
+        folder = copy_stack(workspace, folder)
+        fit(folder / "pixi.toml")
     manifest = folder / "pixi.toml"
     text = manifest.read_text()
     for name in LACKS.get(f"stacks/{workspace}", []):
@@ -240,71 +279,85 @@ def copied(workspace: str, folder: Path, index: str) -> Path:
 def test_twelve_packages(
     pixi: Pixi, index: str, tmp_path: Path, workspace: str, locked: str
 ) -> None:
-    """Ours stays, and of what can be had no old release is taken, before and after a lock."""
-    user = User(pixi, copied(workspace, tmp_path / "w", index))
+    """Our pytorch stays, and pixi takes the new release of every package that it adds."""
+    user = User(pixi, copy_workspace(workspace, tmp_path / "w", index))
     if locked == "after":
         user("lock")
-    # what is the same for all of them is tried with one; test_locks.py compares their tables
-    for refused in REFUSED if workspace in ("README", "attention") else ():
-        assert user.added(refused) == set()
-    found = user.added(*ADDED)
+    # Two workspaces suffice for the refusals: all have the same tables, as test_locks.py checks.
+    if workspace in ("README", "attention"):
+        for refused in REFUSED:
+            assert user.try_to_add(refused) == set()
+    from_pypi = user.try_to_add(*ADDED)
     lock = (user.folder / "pixi.lock").read_text()
-    ours = {name for name in ADDED if re.search(rf"conda: \S+/{name}-\d", lock)}
-    assert (found | ours) - {"numpy"} == ADDED.keys()
+    from_conda = {name for name in ADDED if re.search(rf"conda: \S+/{name}-\d", lock)}
+    assert (from_pypi | from_conda) - {"numpy"} == ADDED.keys()
     assert re.search(rf"conda: {PUBLISHED}/linux-64/pytorch-2.13.0-rocm", lock)
-    if workspace == "attention":  # as docs/pypi.md says
+    if workspace == "attention":
+        # docs/pypi.md says that timm can be added after our torchvision.
         user("add torchvision")
-        assert "timm" in user.added("timm")
+        assert "timm" in user.try_to_add("timm")
 
 
 def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path) -> None:
-    """channel/, a folder: its index says what our packages are on PyPI."""
-    source = conda_packages(tmp_path / "local", "pytorch", "triton")
+    """The index of a local channel has our packages' names on PyPI: no table is needed."""
+    source = make_packages(tmp_path / "local", "pytorch", "triton")
     user = User(pixi, tmp_path / "w")
     user.write(index, channels=[source.folder.as_uri()])
     user("add python numpy pytorch triton")
-    assert user.added("accelerate") == {"accelerate"}
+    assert user.try_to_add("accelerate") == {"accelerate"}
 
 
 @pytest.mark.parametrize("locked", ["before", "after"])
 def test_each_name_of_ours_on_pypi(pixi: Pixi, index: str, tmp_path: Path, locked: str) -> None:
-    """pixi takes ours for it, or refuses it; before a first lock and after it.
+    """pixi takes no package from PyPI that has the name of one of ours.
 
-    README's tables are those of every page and stack: test_generated.py compares them.
+    The workspace has README's tables. test_generated.py checks that all pages and stacks have the
+    same tables.
     """
-    user = User(pixi, copied("README", tmp_path / "w", index))
+    user = User(pixi, copy_workspace("README", tmp_path / "w", index))
     if locked == "after":
         user("lock")
-    manifest, lock = user.folder / "pixi.toml", user.folder / "pixi.lock"
+    manifest = user.folder / "pixi.toml"
+    lock = user.folder / "pixi.lock"
     before = manifest.read_text()
     for name in sorted(HIDDEN):
         user(f"add --pypi {name}", code=None)
-        taken = user.from_pypi() & HIDDEN
-        assert not taken, f"after pixi add --pypi {name}: {taken}"
+        replaced = user.list_pypi_packages() & HIDDEN
+        assert not replaced, f"`pixi add --pypi {name}` locked these from PyPI: {replaced}"
         manifest.write_text(before)
         if locked == "before":
             lock.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("others", [*([one] for one in OTHER_PLATFORMS), OTHER_PLATFORMS])
+@pytest.mark.parametrize("platforms", [*([name] for name in OTHER_PLATFORMS), OTHER_PLATFORMS])
 def test_the_readmes_workspace_on_other_platforms(
-    pixi: Pixi, index: str, tmp_path: Path, others: Sequence[str]
+    pixi: Pixi, index: str, tmp_path: Path, platforms: Sequence[str]
 ) -> None:
-    """Ours are for linux-64 alone; with `pytorch = "*"` the others get conda-forge's."""
-    user = User(pixi, copied("README", tmp_path / "w", index))
+    """Our packages are for linux-64 only.
+
+    Other platforms get conda-forge's pytorch if the manifest requires pytorch for all platforms,
+    and none otherwise.
+    """
+    user = User(pixi, copy_workspace("README", tmp_path / "w", index))
     manifest = user.folder / "pixi.toml"
     text = manifest.read_text()
-    platforms = json.dumps(["linux-64", *others])
-    text = text.replace('platforms = ["linux-64"]', f"platforms = {platforms}")
-    for line, torch in (("", None), ('pytorch = "*"\n', f"{CONDA_FORGE}/{{}}/pytorch-3.12.5")):
-        manifest.write_text(text.replace("[dependencies]\n", f"[dependencies]\n{line}"))
+    all_platforms = json.dumps(["linux-64", *platforms])
+    text = text.replace('platforms = ["linux-64"]', f"platforms = {all_platforms}")
+    for requirement in ("", 'pytorch = "*"\n'):
+        manifest.write_text(text.replace("[dependencies]\n", f"[dependencies]\n{requirement}"))
         user("lock")
         lock = yaml.safe_load((user.folder / "pixi.lock").read_text())
-        by_platform = lock["environments"]["default"]["packages"]
-        assert by_platform.keys() == {"linux-64", *others}
-        for platform, packages in by_platform.items():
-            ours = f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm"
-            expected = ours if platform == "linux-64" else torch and torch.format(platform)
-            builds = [p["conda"] for p in packages if "/pytorch-" in p.get("conda", "")]
-            assert len(builds) == bool(expected) and all(b.startswith(expected) for b in builds)
-    assert user.added("accelerate") - {"numpy"} == {"accelerate"}
+        packages_by_platform = lock["environments"]["default"]["packages"]
+        assert packages_by_platform.keys() == {"linux-64", *platforms}
+        for platform, packages in packages_by_platform.items():
+            urls = [package.get("conda", "") for package in packages]
+            torch_urls = [url for url in urls if "/pytorch-" in url]
+            if platform == "linux-64":
+                (url,) = torch_urls
+                assert url.startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
+            elif requirement:
+                (url,) = torch_urls
+                assert url.startswith(f"{CONDA_FORGE}/{platform}/pytorch-3.12.5")
+            else:
+                assert torch_urls == []
+    assert user.try_to_add("accelerate") - {"numpy"} == {"accelerate"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The last steps of test_release.py with a real pixi, and the other ways to what was published."""
+"""A real pixi installs the published packages of test_release.py, in each way that users have."""
 
 import re
 import shlex
@@ -18,11 +18,11 @@ CHANNELS = ("-c", PUBLISHED, "-c", "conda-forge")
 
 
 class User(Pixi):
-    """Somebody with an empty home folder and a copy of a stack."""
+    """A user with an empty home folder and a copy of a stack."""
 
     def __init__(self, release: Release, folder: Path) -> None:
         super().__init__(folder / "home", release.mirrors)
-        # the packages that the build has unpacked already
+        # The cache of the build has most packages, unpacked.
         self.cache = str(release.cache)
         self.folder = copy_stack("attention", folder)
         fit(self.folder / "pixi.toml")
@@ -40,8 +40,9 @@ def user(release: Release, tmp_path_factory: pytest.TempPathFactory) -> User:
 
 
 def test_install_and_run(release: Release, user: User) -> None:
-    """`pixi install`, `pixi run TASK`: the README's way, with nothing that is host-bound."""
-    lock, prefix = user.folder / "pixi.lock", user.folder / ".pixi" / "envs" / "default"
+    """`pixi install` and `pixi run TASK` work, as in README, and no package is host-bound."""
+    lock = user.folder / "pixi.lock"
+    prefix = user.folder / ".pixi" / "envs" / "default"
     assert host_bound(lock) == [] and host_bound(prefix) == []
     packages = release.packages()
     for file in map(packages.get, published_in("attention")):
@@ -53,15 +54,15 @@ def test_install_and_run(release: Release, user: User) -> None:
 
 
 def test_exec(user: User, tmp_path: Path) -> None:
-    """The README's first line: is this machine ready? Whatever it answers for this one."""
+    """`pixi exec` runs the doctor without a workspace, whatever it finds on this machine."""
     words = ("exec", *CHANNELS, "--spec", "strix-validate", "strix-validate")
-    assert user(*words, "--version", cwd=tmp_path).splitlines()[-1].startswith("strix-validate 0.")
-    assert re.search(
-        r"doctor/gpu +(passed|failed)", user(*words, "doctor", cwd=tmp_path, code=None)
-    )
-    (installed,) = Path(user.cache).glob("cached-envs-*/*/conda-meta")
-    names = {file.stem.rsplit("-", 2)[0] for file in installed.glob("*.json")}
-    # with Python's own in one package here; test_pixi_locks.py counts conda-forge's
+    version = user(*words, "--version", cwd=tmp_path)
+    assert version.splitlines()[-1].startswith("strix-validate 0.")
+    report = user(*words, "doctor", cwd=tmp_path, code=None)
+    assert re.search(r"doctor/gpu +(passed|failed)", report)
+    (records,) = Path(user.cache).glob("cached-envs-*/*/conda-meta")
+    names = {file.stem.rsplit("-", 2)[0] for file in records.glob("*.json")}
+    # The stand-in's python includes the libraries that conda-forge's requires as packages.
     assert "strix-validate" in names and "strix-emulate" not in names
     assert 10 < len(names - {"python"}) <= 25
 
@@ -73,24 +74,27 @@ def test_global_install(user: User, tmp_path: Path) -> None:
 
 
 def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
-    """A locked stack as one file, installed where there is no network at all."""
-    pack, unpack, unshare = map(require, ("pixi-pack", "pixi-unpack", "unshare"))
+    """pixi-pack packs a locked stack into one file, which installs without a network."""
+    pack = require("pixi-pack")
+    unpack = require("pixi-unpack")
+    offline = [require("unshare"), "--net", "--map-root-user"]
     user = User(release, tmp_path)
     user("lock", cwd=user.folder)
-    config = user.home / ".pixi" / "config.toml"  # pixi-pack looks for none by itself
+    config = user.home / ".pixi" / "config.toml"  # pixi-pack does not look for one
     words = [pack, "--config", config, user.folder, "-o", tmp_path / "stack.tar"]
     run(words, user.environment, cwd=tmp_path)
-    nowhere = user.environment | {"HOME": str(tmp_path / "other")}
-    del nowhere["RATTLER_CACHE_DIR"]
-    offline, there = [unshare, "--net", "--map-root-user"], tmp_path / "there"
-    run([*offline, unpack, tmp_path / "stack.tar", "-o", there], nowhere, cwd=tmp_path)
+    # The machine that unpacks the file has another home folder and no cache.
+    environment = user.environment | {"HOME": str(tmp_path / "other")}
+    del environment["RATTLER_CACHE_DIR"]
+    target = tmp_path / "there"
+    run([*offline, unpack, tmp_path / "stack.tar", "-o", target], environment, cwd=tmp_path)
     line = '. ./activate.sh && strix-validate --version && test -n "$CONDA_PREFIX"'
-    done = run([*offline, "bash", "-c", line], nowhere, cwd=there)
+    done = run([*offline, "bash", "-c", line], environment, cwd=target)
     assert done.stdout.startswith("strix-validate 0.")
 
 
 def test_the_release_uploads_with_options_that_pixi_has(tmp_path: Path) -> None:
-    """The line of release.yml, up to its packages; --help keeps it from running."""
+    """pixi accepts the options of `pixi upload` in release.yml; with --help it uploads nothing."""
     text = (CHECKOUT / ".github/workflows/release.yml").read_text()
     words = shlex.split(text.partition("\n          pixi upload ")[2].partition(" published/")[0])
     assert words[0] == "prefix"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A clone of this repository in the hands of somebody who has pixi, with a network and without."""
+"""A user with pixi works in a clone of this repository, with and without a network."""
 
 import json
 import re
@@ -16,19 +16,21 @@ pytestmark = pytest.mark.pixi
 
 
 class Clone:
-    """The release's checkout: its packages are built, and pixi locks it from the stand-in."""
+    """The release's checkout, whose packages are built, locked by pixi from the stand-in."""
 
     def __init__(self, release: Release) -> None:
-        self.folder, self.pixi = release.checkout, Pixi(release.home, release.mirrors)
+        self.folder = release.checkout
+        self.pixi = Pixi(release.home, release.mirrors)
         fit(self.folder / "pixi.toml")
         (self.folder / "pixi.lock").unlink()
         self.pixi("lock", cwd=self.folder)
 
-    def task(self, *words: str, code: int = 0) -> str:
-        return self.pixi("run", "--locked", *words, cwd=self.folder, code=code)
+    def run_task(self, *words: str) -> str:
+        """Run a task of pixi.toml, require that it succeeds, and return what it printed."""
+        return self.pixi("run", "--locked", *words, cwd=self.folder)
 
-    def launcher(self, *words: str) -> str:
-        """What `./forge WORDS` prints, with pixi on PATH."""
+    def run_launcher(self, *words: str) -> str:
+        """Run `./forge WORDS` with pixi on PATH, and return what it printed."""
         done = run([self.folder / "forge", *words], self.pixi.environment)
         return done.stdout + done.stderr
 
@@ -39,45 +41,43 @@ def clone(release: Release) -> Clone:
 
 
 def test_tasks(clone: Clone) -> None:
-    """pixi runs one, in its own words and as `./forge`; test_launcher.py has them all."""
-    assert "Usage: forge build " in clone.task("build", "--help")
-    assert "Usage: forge [OPTIONS] COMMAND" in clone.launcher("--help")
+    """`pixi run TASK` and `./forge` run the driver; test_launcher.py tests all tasks."""
+    assert "Usage: forge build " in clone.run_task("build", "--help")
+    assert "Usage: forge [OPTIONS] COMMAND" in clone.run_launcher("--help")
 
 
 def test_build_all(clone: Clone) -> None:
-    """In pixi's environment what was built is up to date, and what is missing is built."""
-    steps = json.loads(
-        run([clone.folder / "forge", "plan", "--json"], clone.pixi.environment).stdout
-    )
-    assert {step["recipe"]: step["action"] for step in steps} == dict.fromkeys(
-        RECIPES, "up-to-date"
-    )
+    """In pixi's environment the built packages are up to date, and a missing one is built."""
+    plan = run([clone.folder / "forge", "plan", "--json"], clone.pixi.environment).stdout
+    actions = {step["recipe"]: step["action"] for step in json.loads(plan)}
+    assert actions == dict.fromkeys(RECIPES, "up-to-date")
     for file in clone.folder.glob("channel/*/strix-emulate-*"):
         file.unlink()
-    assert len(re.findall(r"(?m)^[a-z]\S* .* built ", clone.task("build-all"))) == 1
+    printed = clone.run_task("build-all")
+    assert len(re.findall(r"(?m)^[a-z]\S* .* built ", printed)) == 1
     assert len(list(clone.folder.glob("channel/noarch/strix-emulate-*.conda"))) == 1
 
 
 def test_lock_install_run(clone: Clone) -> None:
-    """The commands are pixi's, on a workspace of its own that names the channels in use."""
+    """The driver runs pixi in a copy of the stack in build/, which names the channels in use."""
     fit(clone.folder / "stacks" / "attention" / "pixi.toml")
-    clone.task("lock", "attention")
-    clone.task("install", "attention")
-    version = clone.launcher("run", "attention", "--", "strix-validate", "--version")
-    assert "strix-validate 0." in version
-    local = clone.folder / "build" / "stacks" / "attention"
-    clone.pixi("lock", "--check", cwd=local)
-    assert "strix-validate 0." in clone.pixi(
-        "run", "--locked", "strix-validate", "--version", cwd=local
-    )
+    clone.run_task("lock", "attention")
+    clone.run_task("install", "attention")
+    printed = clone.run_launcher("run", "attention", "--", "strix-validate", "--version")
+    assert "strix-validate 0." in printed
+    copy = clone.folder / "build" / "stacks" / "attention"
+    clone.pixi("lock", "--check", cwd=copy)
+    printed = clone.pixi("run", "--locked", "strix-validate", "--version", cwd=copy)
+    assert "strix-validate 0." in printed
 
 
 def test_test(clone: Clone) -> None:
-    assert "passed" in clone.task("test", "tests/unit/test_network.py", "-q")
+    assert "passed" in clone.run_task("test", "tests/unit/test_network.py", "-q")
 
 
+# Command lines, and a part of their output. An empty part stands for a command that is refused.
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("--help", "  build-all: Build every package"),
         ("--version", "strix-forge 0."),
@@ -88,18 +88,21 @@ def test_test(clone: Clone) -> None:
         ("pixi run test --collect-only -q tests/unit/test_network.py", "tests collected"),
     ],
 )
-def test_without_a_network(host_base: None, tmp_path: Path, line: str, said: str) -> None:
-    """The driver's own environment is there, as after any earlier command."""
+def test_without_a_network(host_base: None, tmp_path: Path, line: str, expected: str) -> None:
+    """Without a network the driver runs in the environment that an earlier command has made."""
     root = tmp_path / "checkout"
     copy_checkout(root)
     for environment in (CHECKOUT / "build").glob("venv-*"):
         (root / "build" / environment.name).symlink_to(environment)
     offline = [require("unshare"), "--net", "--map-root-user"]
     variables = clean_environment(tmp_path / "home") | {"FORGE_PYTHON_BIN": sys._base_executable}
-    task = line.startswith("pixi")
-    command = line.split() if task else [root / "forge", *line.split()]
-    cwd = root / "docs" if task else tmp_path
-    done = run([*offline, *command], variables, cwd=cwd, code=0 if said else 2)
-    assert said in done.stdout
+    if line.startswith("pixi"):
+        command = line.split()
+        cwd = root / "docs"
+    else:
+        command = [root / "forge", *line.split()]
+        cwd = tmp_path
+    done = run([*offline, *command], variables, cwd=cwd, code=0 if expected else 2)
+    assert expected in done.stdout
     if not line.startswith("--"):
         assert done.stderr.count("forge: continuing without pixi") == 1

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Our recipes as source dependencies of a pixi workspace: no channel, no driver (docs/build.md)."""
+"""pixi builds our recipes as source dependencies, without our channel and driver.
 
+docs/build.md describes this.
+"""
+
+import itertools
 import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -16,6 +21,7 @@ from support.pixi import Pixi, require
 from support.project import CHECKOUT, RECIPES, copy_checkout
 from support.release import Release, one_python, run
 from support.servers import Revalidating, served
+from support.static_channel import unzstd
 
 from forge.bases import CONDA_FORGE, PUBLISHED
 from forge.project import SUBDIRS
@@ -23,11 +29,11 @@ from forge.project import SUBDIRS
 pytestmark = pytest.mark.pixi
 
 BACKEND = "pixi-build-rattler-build"
-# One package of each recipe; the others are outputs of the same.
+# The package that a workspace requires of a recipe whose package has another name.
 OUTPUTS = {"rocm-sdk": "rocm-sdk-core", "pytorch": "libtorch"}
-# What this machine builds without torch: each package, and its recipe. The rest is rendered as pixi
-# renders it for a build, in tests/unit/test_plain_rendering.py.
-BUILT = {
+# The packages that this machine can build without torch, and their recipes. The other packages are
+# only rendered as pixi renders them for a build, in tests/unit/test_plain_rendering.py.
+RECIPE_BY_PACKAGE = {
     "model-hosting-container-standards": "model-hosting-container-standards",
     "strix-emulate": "strix-emulate",
     "strix-emulate-hip": "strix-emulate",
@@ -39,27 +45,34 @@ BUILT = {
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The committed records, and the packages of our other recipes as they render."""
-    folder, wanted = tmp_path_factory.mktemp("records"), set()
+    """The URLs of the committed records and of our packages' records, by public URL."""
+    folder = tmp_path_factory.mktemp("records")
+    specs = set()
     for python in ("3.12", "3.13"):  # pixi resolves a recipe for both
         rendered = Rendered({}, python)
         rendered.repodata(folder / "ours", Solver(folder / f"solver-{python}", rendered)._has)
-        wanted |= {s for name in RECIPES for w in rendered.environments(name) for s in w.specs}
-    add_lacking(folder / "ours" / "linux-64" / "repodata.json", wanted)
+        for recipe in RECIPES:
+            for environment in rendered.environments(recipe):
+                specs.update(environment.specs)
+    add_missing_records(folder / "ours" / "linux-64" / "repodata.json", specs)
     shutil.copytree(stand_in.RECORDS, folder / "theirs", ignore=shutil.ignore_patterns("*.yaml"))
-    for subdir in (folder / c / s for c in ("ours", "theirs") for s in SUBDIRS):
-        say_run_exports(subdir)
+    for channel, subdir in itertools.product(("ours", "theirs"), SUBDIRS):
+        write_empty_run_exports(folder / channel / subdir)
     with served(folder, Revalidating) as url:
         yield {CONDA_FORGE: f"{url}/theirs", PUBLISHED: f"{url}/ours"}
 
 
-def add_lacking(index: Path, wanted: set[str]) -> None:
-    """What the committed records lack, as records without files, in a version that is wanted."""
-    found = re.findall(r"^(\S+) [=>~]*(\d[\w.]*)", "\n".join(wanted), re.M)
-    least = dict(sorted(found, key=lambda pair: Version(pair[1].rstrip("."))))  # the highest wins
+def add_missing_records(index: Path, specs: set[str]) -> None:
+    """Add records for the packages that lacks.yaml lists: the committed records lack them.
+
+    The records have no files. Each has the highest version that the requirements `specs` name.
+    """
+    requirements = re.findall(r"^(\S+) [=>~]*(\d[\w.]*)", "\n".join(specs), re.M)
+    requirements.sort(key=lambda requirement: Version(requirement[1].rstrip(".")))
+    versions = dict(requirements)
     data = json.loads(index.read_bytes())
-    for name in {name for names in LACKS.values() for name in names}:
-        version = least.get(name, "1")
+    for name in set(itertools.chain(*LACKS.values())):
+        version = versions.get(name, "1")
         data["packages.conda"][f"{name}-{version}-0.conda"] = {
             "name": name,
             "version": version,
@@ -73,23 +86,25 @@ def add_lacking(index: Path, wanted: set[str]) -> None:
     index.write_text(json.dumps(data))
 
 
-def say_run_exports(subdir: Path) -> None:
-    """An index of no run exports, so that pixi fetches no package to look for its own."""
-    plain = subdir / "repodata.json"
-    unzstd = zstandard.ZstdDecompressor().decompressobj().decompress
-    text = plain.read_bytes() if plain.exists() else unzstd(Path(f"{plain}.zst").read_bytes())
-    data = json.loads(text)
-    exports = {
-        kind: {name: {"run_exports": {}} for name in data.get(kind, {})}
-        for kind in ("packages", "packages.conda")
-    }
-    text = json.dumps({"info": {"subdir": subdir.name, "version": 1}, **exports}).encode()
+def write_empty_run_exports(subdir: Path) -> None:
+    """Write an index of a subdir in which no package has run exports.
+
+    Without this index, pixi downloads packages to read their run exports.
+    """
+    index = subdir / "repodata.json"
+    compressed = subdir / "repodata.json.zst"
+    text = index.read_bytes() if index.exists() else unzstd(compressed.read_bytes())
+    repodata = json.loads(text)
+    exports: dict[str, Any] = {"info": {"subdir": subdir.name, "version": 1}}
+    for kind in ("packages", "packages.conda"):
+        exports[kind] = {name: {"run_exports": {}} for name in repodata.get(kind, {})}
+    text = json.dumps(exports).encode()
     (subdir / "run_exports.json").write_bytes(text)
     (subdir / "run_exports.json.zst").write_bytes(zstandard.compress(text))
 
 
 class Workspace(Pixi):
-    """Somebody's workspace that takes packages from recipes in `root`."""
+    """A user's workspace, which requires packages of recipes in `root`."""
 
     def __init__(self, folder: Path, mirrors: dict[str, str], root: Path, *recipes: str) -> None:
         super().__init__(folder / "home", mirrors)
@@ -105,13 +120,13 @@ class Workspace(Pixi):
             "[dependencies]",
         ]
         for recipe in recipes:
-            path = json.dumps(str(root / "recipes" / BUILT.get(recipe, recipe)))
+            path = json.dumps(str(root / "recipes" / RECIPE_BY_PACKAGE.get(recipe, recipe)))
             lines.append(f"{OUTPUTS.get(recipe, recipe)} = {{ path = {path} }}")
         (folder / "pixi.toml").write_text("\n".join([*lines, ""]))
 
     @property
     def environment(self) -> dict[str, str]:
-        # in the place of the one that pixi would install from conda-forge
+        # Otherwise pixi would install the build backend from conda-forge.
         override = {"PIXI_BUILD_BACKEND_OVERRIDE": f"{BACKEND}={require(BACKEND)}"}
         return super().environment | override
 
@@ -124,7 +139,7 @@ def test_every_recipe_resolves(records: dict[str, str], tmp_path: Path, recipe: 
 
 
 def test_recipe_needs_the_variant_files(records: dict[str, str], tmp_path: Path) -> None:
-    """They hold the keys that recipes use."""
+    """A recipe does not lock without the variant files, because it uses their keys."""
     workspace = Workspace(tmp_path, records, CHECKOUT, "flash-attn")
     manifest = tmp_path / "pixi.toml"
     lines = manifest.read_text().splitlines()
@@ -133,7 +148,7 @@ def test_recipe_needs_the_variant_files(records: dict[str, str], tmp_path: Path)
 
 
 def test_built_and_installed(release: Release, tmp_path: Path) -> None:
-    """strix-validate and flash-attn, as pixi builds them from their recipes."""
+    """pixi builds and installs strix-validate and flash-attn from their recipes."""
     sources = tmp_path / "pypi-sources"
     sources.mkdir()
     for file in CHECKOUT.glob("build/sources/*/flash_attn-*"):
@@ -142,32 +157,36 @@ def test_built_and_installed(release: Release, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, release.mirrors, release.checkout, *names)
     workspace("install", cwd=tmp_path, PYPI_SOURCES=sources.as_uri())
     prefix = tmp_path / ".pixi" / "envs" / "default"
-    assert len([f for n in names for f in prefix.glob(f"conda-meta/{n}-*.json")]) == 2
+    for name in names:
+        assert len(list(prefix.glob(f"conda-meta/{name}-*.json"))) == 1, name
     done = run([prefix / "bin" / "strix-validate", "--version"], workspace.environment)
     assert done.stdout.startswith("strix-validate 0.")
     assert list(prefix.glob("lib/python3*/site-packages/flash_attn/__init__.py"))
 
 
 def test_every_output_is_built_and_installed(conda_forge: str, tmp_path: Path) -> None:
-    """Of recipes with several outputs too, each built with the variant keys of its own alone."""
-    root, sources, mine = (tmp_path / name for name in ("checkout", "pypi-sources", "mine"))
-    for folder in (root, sources, mine):
-        folder.mkdir()
+    """pixi builds and installs every output of a recipe, each with its own variant keys only."""
+    root = tmp_path / "checkout"
+    sources = tmp_path / "pypi-sources"
+    folder = tmp_path / "mine"
+    for new_folder in (root, sources, folder):
+        new_folder.mkdir()
     copy_checkout(root, packages=False)
     one_python(root)
-    # by name: other tests leave files of one name and several contents there
-    found = {file.name: file for file in CHECKOUT.glob("build/sources/*/*")}
-    for name, file in found.items():
+    # Other tests may leave several files of one name in build/sources. One of them suffices.
+    files = {file.name: file for file in CHECKOUT.glob("build/sources/*/*")}
+    for name, file in files.items():
         if file.suffix in (".whl", ".gz"):
             (sources / name).symlink_to(file.resolve())
     (tmp_path / "ours").mkdir()
     for subdir in SUBDIRS:
         stand_in.write_repodata(tmp_path / "ours", subdir, {})
     with served(tmp_path / "ours", Revalidating) as url:
-        workspace = Workspace(mine, {CONDA_FORGE: conda_forge, PUBLISHED: url}, root, *BUILT)
-        workspace("install", cwd=mine, PYPI_SOURCES=sources.as_uri())
-    prefix = mine / ".pixi" / "envs" / "default"
-    for name in BUILT:
+        mirrors = {CONDA_FORGE: conda_forge, PUBLISHED: url}
+        workspace = Workspace(folder, mirrors, root, *RECIPE_BY_PACKAGE)
+        workspace("install", cwd=folder, PYPI_SOURCES=sources.as_uri())
+    prefix = folder / ".pixi" / "envs" / "default"
+    for name in RECIPE_BY_PACKAGE:
         assert len(list(prefix.glob(f"conda-meta/{name}-[0-9]*.json"))) == 1, name
     done = run([prefix / "bin" / "strix-emulate", "--version"], workspace.environment)
     assert "executes with libstrix-emulate" in done.stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""docs/workspaces.md: a project for several machines, and a stack as a container."""
+"""The examples of docs/workspaces.md: one lock for several machines, and a stack as a container."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -30,10 +30,15 @@ DOCKERFILE = CHECKOUT / "stacks" / "attention" / "Dockerfile"
 INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "ENV", "RUN", "ENTRYPOINT", "CMD"}
 
 
-def instructions() -> list[list[str]]:
-    """The Dockerfile's lines, each split at its first space."""
+def read_instructions() -> list[list[str]]:
+    """Return the instructions of the Dockerfile, each as a name and its arguments."""
     lines = DOCKERFILE.read_text().splitlines()
     return [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
+
+
+def list_images() -> list[str]:
+    """Return the images that the Dockerfile begins with."""
+    return [rest.split()[0] for name, rest in read_instructions() if name == "FROM"]
 
 
 EXAMPLE, *_ = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
@@ -41,7 +46,10 @@ EXAMPLE, *_ = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
 
 @pytest.mark.pixi
 def test_one_lock_for_every_machine(pixi: Pixi, tmp_path: Path) -> None:
-    """Ours for a Strix Halo alone, conda-forge's builds for the others, nothing of PyPI's torch."""
+    """The environment for Strix Halo has our pytorch, and the other ones have conda-forge's.
+
+    No environment has torch or triton from PyPI.
+    """
     manifest = tmp_path / "pyproject.toml"
     manifest.write_text(EXAMPLE)
     (tmp_path / "mine").mkdir()
@@ -49,20 +57,22 @@ def test_one_lock_for_every_machine(pixi: Pixi, tmp_path: Path) -> None:
     fit(manifest)
     pixi("lock", cwd=tmp_path)
     lock = yaml.safe_load((tmp_path / "pixi.lock").read_text())
-    torch = {}
+    torch_urls = {}
     for name, environment in lock["environments"].items():
         (packages,) = environment["packages"].values()
-        assert not [p["pypi"] for p in packages if re.search("torch|triton", p.get("pypi", ""))]
-        conda = [package["conda"] for package in packages if "conda" in package]
-        (torch[name],) = (url for url in conda if "/pytorch-2" in url)
-    assert torch["strix-halo"].startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
-    assert torch["default"].startswith(f"{CONDA_FORGE}/linux-64/") and "cpu" in torch["default"]
-    assert torch["nvidia"].startswith(f"{CONDA_FORGE}/linux-64/") and "cuda" in torch["nvidia"]
+        for package in packages:
+            assert not re.search("torch|triton", package.get("pypi", ""))
+        urls = [package["conda"] for package in packages if "conda" in package]
+        (torch_urls[name],) = (url for url in urls if "/pytorch-2" in url)
+    assert torch_urls["strix-halo"].startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
+    for name, build in (("default", "cpu"), ("nvidia", "cuda")):
+        assert torch_urls[name].startswith(f"{CONDA_FORGE}/linux-64/")
+        assert build in torch_urls[name]
 
 
 @pytest.fixture(scope="module")
 def both_pythons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    """A user of the committed records of conda-forge, and of ours for two Pythons."""
+    """A pixi user. The channels have conda-forge's committed records, and ours for two Pythons."""
     folder = records_of_both(tmp_path_factory.mktemp("records"), "3.12", "3.13")
     write_mapping(folder / "mapping", pytorch="torch")
     with served(folder, Revalidating) as url:
@@ -71,23 +81,30 @@ def both_pythons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
 
 
 def require_our_torch(folder: Path) -> dict[str, list[str]]:
-    """Every environment of a lock has our torch, and none PyPI's; returns their packages."""
+    """Require that every environment of a lock has our torch and no other one.
+
+    Returns:
+        The URLs of the packages by environment.
+    """
     lock = yaml.safe_load((folder / "pixi.lock").read_text())
-    environments = {}
+    urls_by_environment = {}
     for name, environment in lock["environments"].items():
         (packages,) = environment["packages"].values()
         urls = [next(iter(package.values())) for package in packages]
         (torch,) = [url for url in urls if re.search(r"/(pytorch|torch)-\d", url)]
         assert torch.startswith(f"{PUBLISHED}/linux-64/pytorch-2.13.0-rocm")
-        environments[name] = urls
-    return environments
+        urls_by_environment[name] = urls
+    return urls_by_environment
 
 
-def write_several(folder: Path, text: str, python: str) -> None:
-    """Several stacks as a pixi.toml, for a Python, without what the records lack."""
-    names = "|".join(chain(*(LACKS.get(f"stacks/{stack}", []) for stack in STACKS)))
+def write_manifest(folder: Path, text: str, python: str) -> None:
+    """Write a manifest of several stacks for a version of Python.
+
+    Requirements that the committed records lack are left out.
+    """
+    missing = [name for stack in STACKS for name in LACKS.get(f"stacks/{stack}", [])]
     manifest = folder / "pixi.toml"
-    manifest.write_text(re.sub(rf"(?m)^({names}) = .*\n", "", text))
+    manifest.write_text(re.sub(rf"(?m)^({'|'.join(missing)}) = .*\n", "", text))
     fit(manifest)
     text = re.sub(r"(?m)^python = .*", f'python = "{python}.*"', manifest.read_text())
     manifest.write_text(text)
@@ -99,44 +116,47 @@ def write_several(folder: Path, text: str, python: str) -> None:
 def test_two_stacks_in_one_workspace(
     both_pythons: Pixi, tmp_path: Path, pair: tuple[str, str], python: str
 ) -> None:
-    """An environment for each, and one of both."""
+    """A workspace of two stacks locks an environment for each stack and one for both."""
     texts = {name: (CHECKOUT / f"stacks/{name}/pixi.toml").read_text() for name in pair}
-    write_several(tmp_path, f"{compose(texts)}both = {json.dumps(pair)}\n", python)
+    write_manifest(tmp_path, f"{compose(texts)}both = {json.dumps(pair)}\n", python)
     both_pythons("lock", cwd=tmp_path)
-    environments = require_our_torch(tmp_path)
-    assert environments.keys() == {"default", pair[1], "both"}
-    for urls in environments.values():
-        assert [url for url in urls if f"/python-{python}." in url]
+    urls_by_environment = require_our_torch(tmp_path)
+    assert urls_by_environment.keys() == {"default", pair[1], "both"}
+    for urls in urls_by_environment.values():
+        assert any(f"/python-{python}." in url for url in urls)
 
 
 @pytest.mark.pixi
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
 def test_the_example_of_several_stacks(both_pythons: Pixi, tmp_path: Path, python: str) -> None:
-    write_several(tmp_path, (CHECKOUT / COMBINED_MANIFEST).read_text(), python)
+    write_manifest(tmp_path, (CHECKOUT / SEVERAL).read_text(), python)
     both_pythons("lock", cwd=tmp_path)
-    assert require_our_torch(tmp_path).keys() == {"default", "vllm", "finetune"}
-    assert "/vllm-0.33" in " ".join(require_our_torch(tmp_path)["vllm"])
+    urls_by_environment = require_our_torch(tmp_path)
+    assert urls_by_environment.keys() == {"default", "vllm", "finetune"}
+    assert any("/vllm-0.33" in url for url in urls_by_environment["vllm"])
 
 
 @pytest.mark.pixi
 def test_a_torch_for_every_environment_does_not_lock(both_pythons: Pixi, tmp_path: Path) -> None:
-    """The tests above can fail: without a torch of conda's, an environment cannot have PyPI's."""
-    text = (CHECKOUT / COMBINED_MANIFEST).read_text()
+    """An environment without conda's pytorch cannot have PyPI's torch: the tests above can fail."""
+    text = (CHECKOUT / SEVERAL).read_text()
     text = text.replace('default = ["attention"]', 'attention = ["attention"]')
-    write_several(tmp_path, f'{text}\n[pypi-dependencies]\ntorch = "*"\n', "3.12")
+    write_manifest(tmp_path, f'{text}\n[pypi-dependencies]\ntorch = "*"\n', "3.12")
     both_pythons("lock", cwd=tmp_path, code=1)
 
 
 def test_the_dockerfile_is_well_formed() -> None:
-    """Every image has a tag, and what is copied from one comes out at the same path."""
-    words = instructions()
-    assert {instruction for instruction, _ in words} <= INSTRUCTIONS
-    images = [rest.split()[0] for instruction, rest in words if instruction == "FROM"]
-    assert all(re.fullmatch(r"[\w./-]+:[\d.]+", image) for image in images)
-    copied = [rest.split() for instruction, rest in words if instruction == "COPY"]
-    for _, source, target in (parts for parts in copied if parts[0] == "--from=build"):
+    """Every image has a tag, and what is copied from the first image keeps its path."""
+    instructions = read_instructions()
+    assert {name for name, _ in instructions} <= INSTRUCTIONS
+    for image in list_images():
+        assert re.fullmatch(r"[\w./-]+:[\d.]+", image)
+    copies = [rest.split() for name, rest in instructions if name == "COPY"]
+    copies_from_build = [words for words in copies if words[0] == "--from=build"]
+    assert copies_from_build
+    for _, source, target in copies_from_build:
         assert source == target and source.startswith("/stack/")
-    assert {"pixi.toml", "--from=build"} <= {part for parts in copied for part in parts}
+    assert any("pixi.toml" in words for words in copies)
     for option in ("--device /dev/kfd", "--device /dev/dri", "--group-add"):
         assert option in PAGE
 
@@ -150,8 +170,8 @@ def test_hadolint_has_no_finding(tmp_path: Path) -> None:
     assert "DL3006" in run([hadolint, untagged], dict(os.environ), code=1).stdout
 
 
-def builder() -> str:
-    """A program that builds images here; without one the test is skipped."""
+def find_builder() -> str:
+    """Return a program that builds images on this machine, or skip the test."""
     for name in ("docker", "podman", "buildah"):
         words = [name, "info"]
         if shutil.which(name) and not subprocess.run(words, capture_output=True).returncode:
@@ -159,17 +179,28 @@ def builder() -> str:
     pytest.skip("no docker, podman or buildah that runs")
 
 
-def base_image(folder: Path, home: Path, *programs: str) -> None:
-    """Files for an image: programs of this machine, what they load, and somebody's home folder."""
+def write_base_image(folder: Path, home: Path, *programs: str) -> None:
+    """Write the Dockerfile and the files of a base image.
+
+    The files are programs of this machine, the shared libraries that they and Python load, and a
+    user's configuration of pixi.
+
+    Args:
+        folder: The folder to write to.
+        home: The home folder with the configuration.
+        programs: The names of the programs, beside the shells.
+    """
+    executables = {Path(require(name)) for name in ("bash", "sh", *programs)}
     python = [sys._base_executable, *Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so")]
-    python += Path(rattler.__file__).parent.glob("*.so")  # as what PyPI has in Rust
-    files = {Path(require(name)) for name in ("bash", "sh", *programs)}
-    listed = subprocess.run(["ldd", *files, *python], capture_output=True, text=True).stdout
+    # rattler stands for all wheels with code in Rust.
+    python += Path(rattler.__file__).parent.glob("*.so")
+    ldd = subprocess.run(["ldd", *executables, *python], capture_output=True, text=True).stdout
+    libraries = {Path(path) for path in re.findall(r"\s(/\S+) \(0x", ldd)}
+    certificates = Path("/etc/ssl/certs/ca-certificates.crt")  # pixi does not start without them
     for name in ("bin", "lib", "lib64"):
         (folder / "usr" / name).mkdir(parents=True)
         (folder / name).symlink_to(f"usr/{name}")
-    certificates = {Path("/etc/ssl/certs/ca-certificates.crt")}  # without any, pixi does not start
-    for file in {*files, *map(Path, re.findall(r"\s(/\S+) \(0x", listed)), *certificates}:
+    for file in executables | libraries | {certificates}:
         target = folder / file.relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
@@ -181,40 +212,47 @@ def base_image(folder: Path, home: Path, *programs: str) -> None:
 
 @pytest.mark.pixi
 def test_the_image_is_built(release: Release, tmp_path: Path) -> None:
-    """Where a builder runs: all of the Dockerfile but the images that it begins with.
+    """The Dockerfile builds an image that runs the validator and does not contain pixi.
 
-    These have the programs of this machine, and nothing else. The last image has no pixi.
+    Its base images are replaced by images with programs of this machine.
     """
-    build = [builder(), "build", "--network", "host", "--pull=false"]
-    folder, made = copy_stack("attention", tmp_path), list[str]()
+    builder = find_builder()
+    folder = copy_stack("attention", tmp_path)
     fit(folder / "pixi.toml")
-    Pixi(tmp_path / "home", release.mirrors)
-    text = (folder / "Dockerfile").read_text()
+    Pixi(tmp_path / "home", release.mirrors)  # writes the configuration in this home folder
+    tags = []
 
-    def image(name: str, context: Path) -> str:
-        made.append(f"localhost/strix-forge-test-{name}")
-        own = {"BUILDAH_ISOLATION": "chroot"}  # which needs no rights on control groups
-        run([*build, "-t", made[-1], context], os.environ | own, cwd=tmp_path)
-        return made[-1]
+    def build_image(name: str, context: Path) -> str:
+        """Build an image and return its tag."""
+        tag = f"localhost/strix-forge-test-{name}"
+        tags.append(tag)
+        command = [builder, "build", "--network", "host", "--pull=false", "-t", tag, context]
+        # This isolation needs no rights on control groups.
+        environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
+        run(command, environment, cwd=tmp_path)
+        return tag
 
     try:
-        for _, rest in (words for words in instructions() if words[0] == "FROM"):
-            name = re.sub(r"\W", "-", rest.split()[0])
+        text = (folder / "Dockerfile").read_text()
+        for image in list_images():
+            name = re.sub(r"\W", "-", image)
             programs = ["pixi", "cat", "uname"] if "pixi" in name else ["cat", "uname"]
-            base_image(tmp_path / name, tmp_path / "home", *programs)
-            text = text.replace(rest.split()[0], image(name, tmp_path / name))
+            write_base_image(tmp_path / name, tmp_path / "home", *programs)
+            text = text.replace(image, build_image(name, tmp_path / name))
         (folder / "Dockerfile").write_text(text)
-        done = tmp_path / "done"
-        done.mkdir()
-        entry = json.loads(dict(instructions())["ENTRYPOINT"])
-        says = [*entry, "strix-validate", "--version"]
-        (done / "Dockerfile").write_text(
-            f"FROM {image('stack', folder)}\nRUN {json.dumps(says)}\n"
-            'RUN ["bash", "-c", "! type pixi"]\n'
+        stack = build_image("stack", folder)
+        # The builds of these images run the stack's image.
+        context = tmp_path / "done"
+        context.mkdir()
+        entry_point = json.loads(dict(read_instructions())["ENTRYPOINT"])
+        command = [*entry_point, "strix-validate", "--version"]
+        (context / "Dockerfile").write_text(
+            f'FROM {stack}\nRUN {json.dumps(command)}\nRUN ["bash", "-c", "! type pixi"]\n'
         )
-        image("done", done)
-        (done / "Dockerfile").write_text(f"FROM {made[-2]}\nRUN {json.dumps([*says, '--wrong'])}\n")
+        build_image("done", context)
+        command.append("--wrong")
+        (context / "Dockerfile").write_text(f"FROM {stack}\nRUN {json.dumps(command)}\n")
         with pytest.raises(AssertionError):
-            image("wrong", done)
+            build_image("wrong", context)
     finally:
-        subprocess.run([build[0], "rmi", "--force", *made], capture_output=True, check=False)
+        subprocess.run([builder, "rmi", "--force", *tags], capture_output=True, check=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A PyPI package in an installed stack: pip keeps our torch."""
+"""pip keeps our torch when it installs a package that requires torch into a stack."""
 
 import json
 import subprocess
@@ -25,20 +25,20 @@ def stack(attention_stack: Path) -> Iterator[Path]:
     pip(attention_stack, "uninstall", "-y", "probe")
 
 
-def doctor(stack: Path) -> dict[str, str]:
-    """What doctor measured of the environment's packages."""
+def measure_packages(stack: Path) -> dict[str, str]:
+    """Return what `strix-validate doctor` measures of the environment's packages."""
     words = ["strix-validate", "doctor", "--only", "doctor/packages", "--json"]
     (finding,) = json.loads(forge("run", "attention", "--", *words, root=stack))["findings"]
     return finding["measured"]
 
 
 def test_pip_keeps_our_torch(stack: Path, tmp_path: Path) -> None:
-    before = doctor(stack)
+    before = measure_packages(stack)
     assert {"torch", "triton"} <= set(before)
     probe = write_wheel(tmp_path, "probe", requires=("torch>=2", "triton", "einops"))
     done = pip(stack, "install", "--no-index", probe)
     assert done.returncode == 0, done.stderr
-    assert doctor(stack) == before
+    assert measure_packages(stack) == before
     probe = write_wheel(tmp_path, "probe", requires=("torch>=99",))
-    refused = pip(stack, "install", "--no-index", "--upgrade", probe)
-    assert refused.returncode == 1 and "torch>=99" in refused.stderr
+    done = pip(stack, "install", "--no-index", "--upgrade", probe)
+    assert done.returncode == 1 and "torch>=99" in done.stderr

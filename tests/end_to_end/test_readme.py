@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The README's own path in a copy of the checkout: build-all, status, lock, install, run."""
+"""README's commands in a copy of the checkout: build-all, status, lock, install and run."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,10 @@ from forge.files import sha256_file
 
 def test_build_all_leaves_the_packages(built: Path) -> None:
     rows = json.loads(forge("status", "--json", root=built))["packages"]
-    state = {row["name"]: row["state"] for row in rows}
-    assert [state[name] for name in ("triton", "flash-attn", "strix-validate")] == ["built"] * 3
-    assert state["vllm"] == "not built"
+    states = {row["name"]: row["state"] for row in rows}
+    for name in ("triton", "flash-attn", "strix-validate"):
+        assert states[name] == "built"
+    assert states["vllm"] == "not built"
     for row in rows:
         if row["file"]:
             file = built / "channel" / row["file"]
@@ -27,7 +28,7 @@ def test_attention_is_right_and_the_check_can_fail(attention_stack: Path) -> Non
     report = json.loads(forge("run", "attention", "--", *words, root=attention_stack))
     passed = [check for check in report["checks"] if check["state"] == "passed"]
     assert report["summary"]["failed"] == 0 and len(passed) >= 20
-    wrong = CHECKOUT / "packages" / "strix-validate" / "tests" / "wrong_reference.py"
-    command = ["python", str(wrong), "attention", "--only", passed[0]["id"], "--json"]
+    script = CHECKOUT / "packages" / "strix-validate" / "tests" / "wrong_reference.py"
+    command = ["python", str(script), "attention", "--only", passed[0]["id"], "--json"]
     report = json.loads(forge("run", "attention", "--", *command, code=1, root=attention_stack))
     assert report["summary"]["failed"] > 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The user's whole way: built on the conda-forge base, published, served, locked, installed, run.
+"""A release from build to use: build on the conda-forge base, publish, serve, lock, install, run.
 
-conda-forge is a stand-in on loopback (support/stand_in.py), its pytorch a text file. Without pixi
-the driver locks and installs; test_pixi_release.py goes the same last steps with pixi.
+conda-forge is a stand-in on loopback (support/stand_in.py). Its pytorch is a text file. Here the
+driver locks and installs. In test_pixi_release.py, pixi does so.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from forge.conda.package import Package
 
 
 class User:
-    """Somebody with an empty home folder and a copy of a stack, without pixi."""
+    """A user without pixi, with an empty home folder and a copy of a stack."""
 
     def __init__(self, release: Release, folder: Path) -> None:
         self.home = folder / "home"
@@ -29,19 +29,26 @@ class User:
         (self.home / "recipes").mkdir()
         for name in ("recipes/bases", "variants.yaml"):
             (self.home / name).symlink_to(CHECKOUT / name)
-        # the packages that the build has unpacked already
-        cache = {"RATTLER_CACHE_DIR": str(release.cache)}
-        mine = {"HOME": str(self.home), "FORGE_ROOT": str(self.home), "FORGE_CHANNEL": PUBLISHED}
-        self.environment = release.environment | cache | mine
+        self.environment = release.environment | {
+            # The cache of the build has most packages, unpacked.
+            "RATTLER_CACHE_DIR": str(release.cache),
+            "HOME": str(self.home),
+            "FORGE_ROOT": str(self.home),
+            "FORGE_CHANNEL": PUBLISHED,
+        }
         self.driver = release.driver
 
-    def forge(self, *words: str, code: int = 0) -> str:
-        done = run([*self.driver, *words], self.environment, code)
+    def forge(self, *words: str) -> str:
+        """Run the driver, require that it succeeds, and return what it printed."""
+        done = run([*self.driver, *words], self.environment)
         return done.stdout + done.stderr
 
 
 def test_what_was_published(release: Release) -> None:
-    """All of it is whole, tested, and bound to no host: by name, index and what is inside."""
+    """Every published package is complete and tested, and none is bound to a host.
+
+    Neither the file name nor the index nor the package itself has the mark of a host.
+    """
     packages = release.packages()
     assert packages.keys() == {*OUTPUTS}
     release.forge("verify", *map(str, packages.values()))
@@ -50,9 +57,9 @@ def test_what_was_published(release: Release) -> None:
     for file in packages.values():
         index = Package(file).index
         assert not index["build"].startswith(HOST_BOUND) and index["name"] in file.name
-    # what conda-forge's compilers export, as the stand-in's do
-    needs = Package(packages["strix-emulate-hip"]).index["depends"]
-    assert {"libgcc >=14", "__glibc >=2.28,<3.0.a0"} <= {*needs}
+    # These requirements are run exports of the stand-in's compilers, as of conda-forge's.
+    requirements = Package(packages["strix-emulate-hip"]).index["depends"]
+    assert {"libgcc >=14", "__glibc >=2.28,<3.0.a0"} <= {*requirements}
     assert "built  " not in release.build(), "the second run built something"
 
 
@@ -64,7 +71,7 @@ def user(release: Release, tmp_path_factory: pytest.TempPathFactory) -> User:
 
 
 def test_lock_of_what_was_published(release: Release, user: User) -> None:
-    """It names the public addresses, and exactly the packages that were published."""
+    """The lock names public URLs only, and the packages that were published."""
     lock = (user.copy / "pixi.lock").read_text()
     assert host_bound(user.copy / "pixi.lock") == []
     assert "127.0.0.1" not in lock and "file:" not in lock and str(user.home) not in lock
@@ -75,18 +82,24 @@ def test_lock_of_what_was_published(release: Release, user: User) -> None:
 
 
 def test_installed_and_run(user: User) -> None:
-    """test_readme.py computes with PyTorch and flash-attn, of the same recipes on the host base."""
+    """The stack installs, and its programs start.
+
+    test_readme.py computes with PyTorch and flash-attn, from the same recipes on the host base.
+    """
     user.forge("install", "attention", "-e", "emulated")
     prefix = user.copy / ".pixi" / "envs" / "emulated"
     installed = {file.name.rsplit("-", 2)[0] for file in prefix.glob("conda-meta/*.json")}
     assert {*OUTPUTS} - installed == {"liger-kernel"} and host_bound(prefix) == []
     for program in ("strix-validate", "strix-emulate"):
-        said = user.forge("run", "attention", "-e", "emulated", "--", program, "--version")
-        assert said.startswith(f"{program} 0.")
+        printed = user.forge("run", "attention", "-e", "emulated", "--", program, "--version")
+        assert printed.startswith(f"{program} 0.")
 
 
 def test_what_is_host_bound_is_found(attention_stack: Path) -> None:
-    """In a channel, a lock and an environment: the tests above would see it."""
+    """host_bound() finds host-bound packages in a channel, a lock and an environment.
+
+    So the tests above can fail.
+    """
     copy = attention_stack / "build/stacks/attention"
-    for place in (attention_stack / "channel", copy / "pixi.lock", copy / ".pixi/envs/default"):
-        assert host_bound(place)
+    for path in (attention_stack / "channel", copy / "pixi.lock", copy / ".pixi/envs/default"):
+        assert host_bound(path)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stacks with a check of their own: installed from the host base, correct, and able to fail.
+"""The checks of the stacks diffusion and finetune pass, and fail when a fault is planted.
 
-No Hugging Face hub can be reached: what would ask it fails.
+The stacks are installed from the host base. No Hugging Face hub can be reached, so code that
+requests one fails.
 """
 
 import json
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 from support.project import CHECKOUT, forge
 
-# The check, then with a softmax scale that is off where float32 is computed and not the reference;
-# and what strix-validate models says of diffusers, by diffusers' own names.
+# Runs the check of the stack twice. For the second run, attention in float32 has a wrong softmax
+# scale; the reference does not compute in float32. Also compares the names of diffusers' backends
+# in the table of `strix-validate models` with diffusers' own names.
 DIFFUSION = """
 import contextlib, io, json, sys, torch
 sys.path.insert(0, sys.argv.pop(1))
@@ -22,19 +24,24 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 from strix_validate.models.table import read_rows
 from torch.nn import functional
 
-def said():
-    with contextlib.redirect_stdout(io.StringIO()) as out:
+def run_check():
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         status = check.main()
-    return [status, out.getvalue()]
+    return [status, output.getvalue()]
 
-right, sdpa = said(), functional.scaled_dot_product_attention
-functional.scaled_dot_product_attention = lambda query, *kv, **more: sdpa(
-    1.2 * query if query.dtype == torch.float32 else query, *kv, **more
-)
-default, asked = (row.chosen for row in read_rows() if row.of.startswith("attention, "))
-own = _AttentionBackendRegistry.get_active_backend()[0].value
-names = [default == own, asked in [x.value for x in AttentionBackendName]]
-print(json.dumps({"right": right, "wrong": said(), "names": names}))
+def wrong_attention(query, *args, **options):
+    if query.dtype == torch.float32:
+        query = 1.2 * query
+    return sdpa(query, *args, **options)
+
+right = run_check()
+sdpa = functional.scaled_dot_product_attention
+functional.scaled_dot_product_attention = wrong_attention
+wrong = run_check()
+default, requested = (row.chosen for row in read_rows() if row.of.startswith("attention, "))
+active = _AttentionBackendRegistry.get_active_backend()[0].value
+names = [default == active, requested in [backend.value for backend in AttentionBackendName]]
+print(json.dumps({"right": right, "wrong": wrong, "names": names}))
 """
 
 
@@ -44,36 +51,45 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 
 
-def checked(name: str, root: Path, *words: str) -> dict[str, Any]:
-    """Install a stack, run a Python program in it, which is told its folder; what that found."""
+def run_in_stack(name: str, root: Path, *words: str) -> dict[str, Any]:
+    """Lock and install a stack, run a Python program in it, and return its last line, as JSON.
+
+    Args:
+        name: The stack.
+        root: The checkout.
+        words: An option of Python and the program, then the program's arguments. The stack's folder
+            is passed before them.
+    """
     forge("lock", name, root=root)
     forge("install", name, root=root)
-    words = ("run", name, "--", "python", *words[:2], str(root / "stacks" / name), *words[2:])
-    return json.loads(forge(*words, root=root).splitlines()[-1])
+    folder = str(root / "stacks" / name)
+    printed = forge("run", name, "--", "python", *words[:2], folder, *words[2:], root=root)
+    return json.loads(printed.splitlines()[-1])
 
 
 def test_diffusion(built: Path) -> None:
-    found = checked("diffusion", built, "-c", DIFFUSION)
-    status, said = found["right"]
-    assert status == 0 and said.count("correct  ") == 8 and "WRONG" not in said
-    status, said = found["wrong"]
-    assert status == 1 and said.count("WRONG  ") == said.count(", float32,") == 4
-    assert found["names"] == [True, True]
+    result = run_in_stack("diffusion", built, "-c", DIFFUSION)
+    status, output = result["right"]
+    assert status == 0 and output.count("correct  ") == 8 and "WRONG" not in output
+    status, output = result["wrong"]
+    assert status == 1 and output.count("WRONG  ") == output.count(", float32,") == 4
+    assert result["names"] == [True, True]
 
 
 def test_finetune(built: Path, tmp_path: Path) -> None:
-    faults = CHECKOUT / "tests" / "support" / "finetune_faults.py"
-    found = checked("finetune", built, "-u", str(faults), str(tmp_path))
-    status, said = found["whole"]
-    assert status == 0 and said.count("correct  ") == 2 and "WRONG" not in said
-    # the host base has none; docs/evidence/2026-11-23-bitsandbytes-by-hand.md has a run with PyPI's
-    assert "SKIPPED  NF4: bitsandbytes is not installed" in said
-    assert found["check"].pop("none") == 0
-    assert len(found["check"]) == 9 and {*found["check"].values()} == {1}, found["check"]
-    told = found["recipe"]
-    before, after = map(float, told["good"].split("went from ")[1].split(" to "))
-    assert after < before - 1 and told["adapters"] == "14 of 14"
-    for name, part in {
+    program = CHECKOUT / "tests" / "support" / "finetune_faults.py"
+    result = run_in_stack("finetune", built, "-u", str(program), str(tmp_path))
+    status, output = result["whole"]
+    assert status == 0 and output.count("correct  ") == 2 and "WRONG" not in output
+    # The host base has no bitsandbytes. docs/evidence/2026-11-23-bitsandbytes-by-hand.md describes
+    # a run with PyPI's.
+    assert "SKIPPED  NF4: bitsandbytes is not installed" in output
+    assert result["check"].pop("none") == 0
+    assert len(result["check"]) == 9 and {*result["check"].values()} == {1}, result["check"]
+    messages = result["recipe"]
+    before, after = map(float, messages["good"].split("went from ")[1].split(" to "))
+    assert after < before - 1 and messages["adapters"] == "14 of 14"
+    for name, message in {
         "no model": "holds no model: no config.json is in it",
         "no data": "none.jsonl is not a file",
         "no bitsandbytes": "--four-bit needs bitsandbytes, which is not installed",
@@ -84,4 +100,4 @@ def test_finetune(built: Path, tmp_path: Path) -> None:
         "other keys": "line 1: not a JSON object with",
         "mixed": "line 2: not a JSON object with text",
     }.items():
-        assert part in told[name], told
+        assert message in messages[name], messages
