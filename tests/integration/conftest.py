@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Repositories on GitHub for the tests of channel.yml and release.yml."""
+"""Fixtures for the tests of channel.yml and release.yml: repositories on a simulated GitHub."""
 
 from collections.abc import Iterator
 
@@ -13,6 +13,7 @@ from support.workflow_runner import SKIPPED, SUCCESS, Run
 
 @pytest.fixture(scope="session")
 def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosting]:
+    """Makes repositories, whose machines share a conda-forge."""
     folder = tmp_path_factory.mktemp("hosted")
     hosted.make_conda_forge(folder / "conda-forge")
     with served(folder / "conda-forge") as conda_forge:
@@ -20,13 +21,13 @@ def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosting]:
 
 
 @pytest.fixture(scope="session")
-def whole(hosting: Hosting) -> Hub:
-    """A hub on which a push has published everything, and nothing was interrupted."""
+def published_hub(hosting: Hosting) -> Hub:
+    """A repository in which a push has published all packages without an interruption."""
     hub = hosting.hub("whole")
     run = Run(hub, "channel.yml")
     results = run.start("push", hosted.CODE)
-    assert results.pop("release") == SKIPPED, "there is no variable CHANNEL"
+    assert results.pop("release") == SKIPPED, "the repository has no variable CHANNEL"
     assert set(results.values()) == {SUCCESS}, "\n".join(run.log)
     stages = [f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES]
-    assert hosted.take_executed(hub) == stages, "each was built once, in a job of its own"
+    assert hosted.take_executed(hub) == stages, "each stage must run once, in this order"
     return hub

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Before a build fetches anything, conda-forge is asked whether it has what all recipes need.
+"""Before a build fetches anything, it checks that conda-forge satisfies all requirements.
 
-The stand-in has one package without content for each requirement, in a version that satisfies it.
+The conda-forge of these tests is an index only. It has one record for each requirement, in a
+version that satisfies it.
 """
 
 import re
@@ -25,6 +26,7 @@ Packages = dict[str, dict[str, Any]]
 
 
 def package(name: str, version: str, build: str = "0", depends: tuple[str, ...] = ()) -> Packages:
+    """Return the record of a package, by its file name."""
     file = f"{name}-{version}-{build}.conda"
     record = {"name": name, "version": version, "build": build, "build_number": 0}
     return {file: record | {"subdir": "linux-64", "depends": [*depends], "sha256": "0" * 64}}
@@ -35,77 +37,92 @@ def steps(recipes: RecipeSet, tmp_path: Path) -> list[Step]:
     return recipes.plan(LocalChannel(tmp_path / "empty"))
 
 
+def list_requirements(steps: list[Step]) -> set[str]:
+    """Return the requirements of all recipes and their tests, and pip, which `pip_check` uses."""
+    requirements = {"pip"}
+    for step in steps:
+        sections = [step.recipe.requirements]
+        for output in step.rendered:
+            for test in output["recipe"].get("tests", []):
+                sections.append(test.get("requirements", {}))
+        for section in sections:
+            requirements.update(chain(*section.values()))
+    return requirements
+
+
 @pytest.fixture
 def complete(recipes: RecipeSet, steps: list[Step]) -> Packages:
-    """The index of a conda-forge that lacks nothing."""
-    found: Packages = {}
+    """The records of a conda-forge that satisfies all requirements."""
+    packages: Packages = {}
     for python in recipes.base.variants["python"]:
-        version, build = (part.replace("*", "0") for part in python.split())
-        found |= package("python", version, build)
+        version, build = python.replace("*", "0").split()
+        packages |= package("python", version, build)
     variants: dict[str, str] = {}
     for step in steps:
         for output in step.rendered:
             variants |= output["build_configuration"]["variant"]
-    rendered = [output["recipe"] for step in steps for output in step.rendered]
-    tests = [
-        test.get("requirements", {}) for output in rendered for test in output.get("tests", [])
-    ]
-    sections = [step.recipe.requirements for step in steps] + tests
-    for spec in {"pip", *chain.from_iterable(chain(*map(dict.values, sections)))}:
+    for spec in list_requirements(steps):
         name = parse_package_name(spec)
         if name in recipes.owner or name.startswith("__") or name == "python":
             continue
-        spec = f"{spec} {variants.get(spec.replace('-', '_'), '')}"  # what rattler-build asks for
-        version = re.search(r"(?<![!<\w.])=*([\d][\w.]*)", spec.removeprefix(name))
-        _, *parts = spec.split()
-        build = parts[1].replace("*", "0") if len(parts) > 1 else "0"
-        found |= package(name, version[1].rstrip(".") if version else "0", build)
-    return found
+        # rattler-build adds the version of the variant key that has the name of the package.
+        spec = f"{spec} {variants.get(spec.replace('-', '_'), '')}"
+        match = re.search(r"(?<![!<\w.])=*([\d][\w.]*)", spec.removeprefix(name))
+        version = match[1].rstrip(".") if match else "0"
+        parts = spec.split()
+        build = parts[2].replace("*", "0") if len(parts) > 2 else "0"
+        packages |= package(name, version, build)
+    return packages
 
 
-def index(folder: Path, packages: Packages) -> Path:
+def write_index(folder: Path, packages: Packages) -> None:
     stand_in.write_repodata(folder, "linux-64", packages)
     stand_in.write_repodata(folder, "noarch", {})
-    return folder
 
 
 @pytest.fixture
-def asked(
+def find_reasons(
     recipes: RecipeSet, steps: list[Step], tmp_path: Path
 ) -> Callable[[Packages], dict[str, str]]:
-    def ask(packages: Packages) -> dict[str, str]:
-        (tmp_path / "theirs").mkdir()
-        folder = index(tmp_path / "theirs", packages)
-        return find_unsolvable(
-            recipes, steps, LocalChannel(tmp_path / "empty"), conda_forge=folder.as_uri()
-        )
+    """A function that returns, by recipe, why a conda-forge with these packages does not do."""
 
-    return ask
+    def find(packages: Packages) -> dict[str, str]:
+        folder = tmp_path / "theirs"
+        folder.mkdir()
+        write_index(folder, packages)
+        empty_channel = LocalChannel(tmp_path / "empty")
+        return find_unsolvable(recipes, steps, empty_channel, conda_forge=folder.as_uri())
+
+    return find
 
 
 def without(packages: Packages, name: str) -> Packages:
-    left = {file: record for file, record in packages.items() if record["name"] != name}
-    assert len(left) < len(packages)
-    return left
+    """Return all records but those of one package, of which there must be some."""
+    others = {file: record for file, record in packages.items() if record["name"] != name}
+    assert len(others) < len(packages)
+    return others
 
 
-def test_a_complete_conda_forge_has_all(complete: Packages, asked: Callable) -> None:
-    assert asked(complete) == {}
+def test_a_complete_conda_forge_has_all(complete: Packages, find_reasons: Callable) -> None:
+    assert find_reasons(complete) == {}
 
 
-def test_what_is_missing_is_named(complete: Packages, asked: Callable) -> None:
-    """It costs vLLM and nothing else: no other recipe needs vLLM."""
-    reasons = asked(without(without(complete, "xgrammar"), "setproctitle"))
+def test_what_is_missing_is_named(complete: Packages, find_reasons: Callable) -> None:
+    """Only vLLM cannot be built if conda-forge lacks two of its requirements."""
+    reasons = find_reasons(without(without(complete, "xgrammar"), "setproctitle"))
     assert reasons == {
         "vllm": "conda-forge has no setproctitle; xgrammar >=0.2.6,<0.3"
         " (run environment, Python 3.12 and 3.13)"
     }
 
 
-def test_what_does_not_solve_together_is_said(complete: Packages, asked: Callable) -> None:
-    """Every package is there, and one wants another than ours: strict priority forbids it."""
+def test_what_does_not_solve_together_is_said(complete: Packages, find_reasons: Callable) -> None:
+    """All packages exist, but one requires another pytorch than ours.
+
+    Strict channel priority forbids conda-forge's pytorch.
+    """
     timm = package("timm", "1.0.26", depends=("pytorch <2",))
-    reasons = asked(without(complete, "timm") | timm)
+    reasons = find_reasons(without(complete, "timm") | timm)
     assert list(reasons) == ["vllm"]
     assert reasons["vllm"].startswith("timm >=1.0.17 cannot be installed with the others: ")
     assert "pytorch <2" in reasons["vllm"] and "\n" not in reasons["vllm"]
@@ -113,14 +130,15 @@ def test_what_does_not_solve_together_is_said(complete: Packages, asked: Callabl
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """A server of the folder `web`: its URL, and the paths that clients request."""
     requests: list[str] = []
 
-    class Noting(QuietHandler):
+    class RecordingHandler(QuietHandler):
         def log_request(self, *_: object) -> None:
             requests.append(self.path)
 
     (tmp_path / "web").mkdir()
-    with served(tmp_path / "web", Noting) as url:
+    with served(tmp_path / "web", RecordingHandler) as url:
         yield url, requests
 
 
@@ -130,15 +148,16 @@ def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 def test_a_channel_that_lacks_one(
     tmp_path: Path, server: tuple[str, list[str]], complete: Packages, command: str, code: int
 ) -> None:
-    """The command names it, and has fetched nothing but the index."""
+    """The command names the missing package, and fetches nothing but the index."""
     url, requests = server
-    index(tmp_path / "web", without(complete, "mcp") | package("mcp", "1.28.1"))
-    root, home = tmp_path / "checkout", tmp_path / "home"
+    write_index(tmp_path / "web", without(complete, "mcp") | package("mcp", "1.28.1"))
+    root = tmp_path / "checkout"
     copy_checkout(root, packages=False)
     (root / "build/sources").unlink()
+    home = tmp_path / "home"
     stand_in.write_mirrors(home, {CONDA_FORGE: url})
-    own = {"HOME": str(home), "PIXI_HOME": str(home / ".pixi")}
-    done = drive(root, *command.split(), "--base", "conda-forge", **own)
+    environment = {"HOME": str(home), "PIXI_HOME": str(home / ".pixi")}
+    done = drive(root, *command.split(), "--base", "conda-forge", **environment)
     printed = done.stdout + done.stderr
     assert done.returncode == code, printed
     newest = r"\(the newest is 1\.28\.1\)"
@@ -146,9 +165,10 @@ def test_a_channel_that_lacks_one(
     if command == "build vllm":
         assert re.search(f"not started: vllm: {reason}", printed), printed
     else:
-        lost = set(re.findall(r"(?m)^ *(\d+) skipped .*", printed))
+        skipped = set(re.findall(r"(?m)^ *(\d+) skipped .*", printed))
         assert re.search(rf"(?m)^ *\d+ skipped +vllm-0\S+: {reason}$", printed), printed
-        assert len(lost) == 1 and len(re.findall(r"(?m)^ *\d+ build ", printed)) > 24
-    indexes = re.compile(r"/(repodata|run_exports)[^/]*$")
-    assert requests and all(indexes.search(path) for path in requests)
+        assert len(skipped) == 1 and len(re.findall(r"(?m)^ *\d+ build ", printed)) > 24
+    assert requests
+    for path in requests:
+        assert re.search(r"/(repodata|run_exports)[^/]*$", path)
     assert not (root / "build/sources").exists() and not (root / "build/staging").exists()

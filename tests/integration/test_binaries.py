@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The package checks on shared libraries that gcc links: right ones pass, wrong ones are named."""
+"""The package checks accept correct shared libraries and refuse faulty ones. gcc links both."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def test_images_of_a_library(prefix: Path) -> None:
 
 
 def test_libraries_of_a_package(tmp_path: Path) -> None:
-    """A package is searched without importing it; one that is absent fails."""
+    """The check reads a package's libraries without importing it, and refuses an absent package."""
     package = tmp_path / "compiled"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError")
@@ -46,12 +46,12 @@ def test_libraries_of_a_package(tmp_path: Path) -> None:
     library(tmp_path, "a.so", bundle({TARGET: code_object(GFX1100)}), folder="compiled/deep")
     done = run(*command, "compiled", path=tmp_path)
     assert done.returncode == 1 and "is for processor 0x41" in done.stderr
-    absent = run(*command, "absent", path=tmp_path)
-    assert absent.returncode == 1 and "neither a file nor an installed package" in absent.stderr
+    done = run(*command, "absent", path=tmp_path)
+    assert done.returncode == 1 and "neither a file nor an installed package" in done.stderr
 
 
 def test_closure(prefix: Path) -> None:
-    """libtorch_hip, AOTriton beside it, and a library of the SDK's tree."""
+    """The check follows the requirements of libtorch_hip to AOTriton and to the ROCm SDK."""
     library(prefix, "libamdhip64.so.7", folder="opt/rocm/lib")
     library(
         prefix,
@@ -63,14 +63,17 @@ def test_closure(prefix: Path) -> None:
     assert binaries.check([hip], prefix, 0, True) == []
     other = library(prefix, "libc10.so")
     assert "no file needs libaotriton_v2" in binaries.check([other], prefix, 0, True)[0]
-    # a library that only another one needs
+    # Only AOTriton requires this library, and not libtorch_hip itself.
     (prefix / "opt/rocm/lib/libamdhip64.so.7").unlink()
     (reason,) = binaries.check([hip], prefix, 0, True)
     assert reason.startswith(str(prefix / "lib/libaotriton")) and "needs libamdhip64" in reason
 
 
 def test_libraries_of_other_packages(prefix: Path) -> None:
-    """Their search paths are not ours to judge, and a library that is loaded already will do."""
+    """The check does not judge the search paths of libraries from other packages.
+
+    Such a library may require a library that is not on its search path, if ours has loaded it.
+    """
     library(prefix, "libstdc++.so.6")
     library(
         prefix,
@@ -79,16 +82,17 @@ def test_libraries_of_other_packages(prefix: Path) -> None:
         rpath="/opt/rocm/lib",
         folder="opt/rocm/lib",
     )
-    needs, rpath = ("libroctx64.so.4", "libstdc++.so.6"), "$ORIGIN:$ORIGIN/../opt/rocm/lib"
-    cpu = library(prefix, "libtorch_cpu.so", needs=needs, rpath=rpath)
-    assert binaries.check([cpu], prefix, 0, False) == []
-    cpu = library(prefix, "libtorch_cpu.so", needs=needs[:1], rpath=rpath)
-    (reason,) = binaries.check([cpu], prefix, 0, False)
+    needs = ("libroctx64.so.4", "libstdc++.so.6")
+    rpath = "$ORIGIN:$ORIGIN/../opt/rocm/lib"
+    path = library(prefix, "libtorch_cpu.so", needs=needs, rpath=rpath)
+    assert binaries.check([path], prefix, 0, False) == []
+    path = library(prefix, "libtorch_cpu.so", needs=("libroctx64.so.4",), rpath=rpath)
+    (reason,) = binaries.check([path], prefix, 0, False)
     assert "libroctx64.so.4: needs libstdc++.so.6" in reason
 
 
 def test_aotriton_of_another_folder(prefix: Path) -> None:
-    """The images lie beside the library of lib, so a copy elsewhere would find none."""
+    """libtorch_hip must load the AOTriton in lib/: a copy in another folder finds no images."""
     library(prefix, "libaotriton_v2.so.0.12.0", folder="lib/torch")
     needs = ("libaotriton_v2.so.0.12.0",)
     hip = library(prefix, "libtorch_hip.so", needs=needs, rpath="$ORIGIN/torch")
@@ -96,7 +100,7 @@ def test_aotriton_of_another_folder(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rpath", "why"),
+    ("rpath", "message"),
     [
         ("$ORIGIN:/home/build/work/build/lib", "of the build machine"),
         ("/opt/rocm/lib", "of the build machine"),
@@ -104,9 +108,10 @@ def test_aotriton_of_another_folder(prefix: Path) -> None:
         ("$ORIGIN/../opt/aotriton/lib", "exists only in builds"),
     ],
 )
-def test_wrong_rpath(prefix: Path, rpath: str, why: str) -> None:
-    (reason,) = binaries.check([library(prefix, "libc10.so", rpath=rpath)], prefix, 0, False)
-    assert why in reason
+def test_wrong_rpath(prefix: Path, rpath: str, message: str) -> None:
+    path = library(prefix, "libc10.so", rpath=rpath)
+    (reason,) = binaries.check([path], prefix, 0, False)
+    assert message in reason
 
 
 def test_a_file_that_is_not_elf(prefix: Path) -> None:
@@ -131,7 +136,7 @@ def test_a_library_from_outside_the_environment(tmp_path: Path) -> None:
 
 @pytest.fixture
 def aotriton(prefix: Path) -> Path:
-    """What check_library.py looks at, as the package has it."""
+    """A prefix with the files of the aotriton package that check_library.py reads."""
     library(prefix, "libamdhip64.so.7", folder="opt/rocm/lib")
     library(prefix, "liblzma.so.5")
     link_aotriton(prefix)
@@ -141,13 +146,17 @@ def aotriton(prefix: Path) -> Path:
     return prefix
 
 
-def link_aotriton(prefix: Path, **changed: object) -> None:
-    right = {"needs": ("libamdhip64.so.7", "liblzma.so.5"), "comment": "AOTriton 0.12.0"}
-    right["rpath"] = "$ORIGIN/:$ORIGIN/../opt/rocm/lib/"
-    library(prefix, "libaotriton_v2.so.0.12.0", **(right | changed))
+def link_aotriton(prefix: Path, **changes: object) -> None:
+    """Link the AOTriton library. `changes` replace its correct properties."""
+    properties = {
+        "needs": ("libamdhip64.so.7", "liblzma.so.5"),
+        "comment": "AOTriton 0.12.0",
+        "rpath": "$ORIGIN/:$ORIGIN/../opt/rocm/lib/",
+    }
+    library(prefix, "libaotriton_v2.so.0.12.0", **(properties | changes))
 
 
-def check_library(prefix: Path):
+def check_library(prefix: Path) -> subprocess.CompletedProcess[str]:
     return run(RECIPES / "aotriton/check_library.py", "0.12.0", PREFIX=prefix)
 
 
@@ -157,7 +166,7 @@ def test_aotriton_library(aotriton: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changes", "message"),
     [
         ({"needs": ("liblzma.so.5",)}, "['libamdhip64.so.7'] missing from DT_NEEDED"),
         ({"rpath": "$ORIGIN"}, "the ROCm SDK is not in RPATH"),
@@ -165,8 +174,8 @@ def test_aotriton_library(aotriton: Path) -> None:
         ({"comment": "AOTriton 0.11.0"}, "the version in .comment"),
     ],
 )
-def test_a_wrong_aotriton_library(aotriton: Path, changed: dict, message: str) -> None:
-    link_aotriton(aotriton, **changed)
+def test_a_wrong_aotriton_library(aotriton: Path, changes: dict, message: str) -> None:
+    link_aotriton(aotriton, **changes)
     done = check_library(aotriton)
     assert done.returncode == 1 and message in done.stderr
     assert "Traceback" not in done.stderr
@@ -183,15 +192,19 @@ def test_an_aotriton_without_images(aotriton: Path) -> None:
 
 @pytest.fixture
 def sdk(tmp_path: Path) -> Path:
-    """A prefix with our amdsmi and a tree of the SDK's shape; libamd_smi needs a hidden library."""
+    """A prefix with our amdsmi and with files as in the ROCm SDK.
+
+    libamd_smi requires a library in a folder of its own.
+    """
     prefix = tmp_path / "prefix"
     site = prefix / "lib" / "python3.12" / "site-packages" / "amdsmi"
-    module, lib = (prefix / "opt/rocm" / part for part in ("share/amd_smi/amdsmi", "lib"))
+    module = prefix / "opt/rocm/share/amd_smi/amdsmi"
+    lib = prefix / "opt/rocm/lib"
     for folder in (site, module, lib / "rocm_sysdeps" / "lib"):
         folder.mkdir(parents=True)
     (site / "__init__.py").write_text(AMDSMI.read_text())
     (module / "__init__.py").write_text("from .amdsmi_wrapper import which\n")
-    # what AMD's own generated wrapper does: a KeyError where no library loads
+    # As AMD's generated wrapper, this one raises a KeyError if no library loads.
     (module / "amdsmi_wrapper.py").write_text(
         "import ctypes, os\n"
         "libraries = {}\n"
@@ -203,26 +216,29 @@ def sdk(tmp_path: Path) -> Path:
         "        print(error)\n"
         "which = libraries['smi'].which\n"
     )
-    make_smi(lib, 1)
+    link_amd_smi(lib, 1)
     return prefix
 
 
-def make_smi(lib: Path, answer: int) -> None:
-    hidden = lib / "rocm_sysdeps" / "lib"
-    hidden.mkdir(parents=True, exist_ok=True)
-    (lib / "a.c").write_text(f"int hidden(void) {{ return {answer}; }}")
+def link_amd_smi(lib: Path, number: int) -> None:
+    """Link a libamd_smi.so whose function which() returns a number."""
+    folder = lib / "rocm_sysdeps" / "lib"
+    folder.mkdir(parents=True, exist_ok=True)
+    (lib / "a.c").write_text(f"int hidden(void) {{ return {number}; }}")
     (lib / "b.c").write_text("int hidden(void); int which(void) { return hidden(); }")
-    compile_ = ["cc", "-shared", "-fPIC"]
-    subprocess.run([*compile_, "-o", hidden / "libhidden.so", lib / "a.c"], check=True)
-    link = ["-L", hidden, "-lhidden", "-Wl,-rpath,$ORIGIN/rocm_sysdeps/lib"]
-    subprocess.run([*compile_, "-o", lib / "libamd_smi.so", lib / "b.c", *link], check=True)
+    command = ["cc", "-shared", "-fPIC"]
+    subprocess.run([*command, "-o", folder / "libhidden.so", lib / "a.c"], check=True)
+    options = ["-L", folder, "-lhidden", "-Wl,-rpath,$ORIGIN/rocm_sysdeps/lib"]
+    subprocess.run([*command, "-o", lib / "libamd_smi.so", lib / "b.c", *options], check=True)
 
 
-TELL = "import os, amdsmi; print(amdsmi.which(), os.environ.get('ROCM_HOME'))"
-AS_TORCH = "try:\n import amdsmi\nexcept ImportError as error:\n print('survived:', error)"
+PRINT_WHICH = "import os, amdsmi; print(amdsmi.which(), os.environ.get('ROCM_HOME'))"
+# torch imports amdsmi in this way.
+IMPORT_AS_TORCH = "try:\n import amdsmi\nexcept ImportError as error:\n print('survived:', error)"
 
 
-def python(prefix: Path, code: str, **environment: str) -> str:
+def run_python(prefix: Path, code: str, **environment: str) -> str:
+    """Run code with the packages of a prefix, and return what it printed."""
     site = next(prefix.glob("lib/python*/site-packages"))
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -235,19 +251,25 @@ def python(prefix: Path, code: str, **environment: str) -> str:
 
 
 def test_amdsmi_takes_its_own_library(sdk: Path, tmp_path: Path) -> None:
-    """Also when the user's environment names another ROCm, and that setting is left as it was."""
+    """amdsmi loads the library of our SDK, even if ROCM_HOME names another ROCm.
+
+    It leaves ROCM_HOME as it was.
+    """
     other = tmp_path / "other"
-    make_smi(other / "lib", 2)
-    assert python(sdk, TELL) == "1 None\n"
-    assert python(sdk, TELL, ROCM_HOME=str(other)) == f"1 {other}\n"
+    link_amd_smi(other / "lib", 2)
+    assert run_python(sdk, PRINT_WHICH) == "1 None\n"
+    assert run_python(sdk, PRINT_WHICH, ROCM_HOME=str(other)) == f"1 {other}\n"
 
 
 def test_amdsmi_never_breaks_torch(sdk: Path) -> None:
-    """torch survives an ImportError alone; AMD's module raises KeyError."""
+    """If no library loads, our amdsmi raises ImportError, which torch catches.
+
+    AMD's module raises KeyError, which torch does not catch.
+    """
     (sdk / "opt/rocm/lib/rocm_sysdeps/lib/libhidden.so").unlink()
-    said = python(sdk, AS_TORCH)
-    assert "survived: the AMD SMI library in" in said and "KeyError('smi')" in said
+    printed = run_python(sdk, IMPORT_AS_TORCH)
+    assert "survived: the AMD SMI library in" in printed and "KeyError('smi')" in printed
     (sdk / "lib/python3.12/site-packages/amdsmi/__init__.py").write_text(
         f"__path__ = ['{sdk}/opt/rocm/share/amd_smi/amdsmi']\nfrom .amdsmi_wrapper import which\n"
     )
-    assert "survived" not in python(sdk, AS_TORCH)  # without our wrapper it would not
+    assert "survived" not in run_python(sdk, IMPORT_AS_TORCH)

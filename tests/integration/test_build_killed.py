@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A build whose driver is killed, or whose disk fails, at one call: the next one completes it."""
+"""A build is completed after the driver was killed, or the disk failed, at one system call."""
 
 import errno
 import os
@@ -12,7 +12,8 @@ import pytest
 from support.faults import Forks, library
 from support.project import MiniProject, processes_in
 
-# the call of the driver at which it is killed; what it reads of a log depends on the clock
+# The system calls at which the driver is killed, as faults.c reads them: CALL:COUNT:0:PATH. Reads
+# of a log are not among them, because their number depends on the clock.
 KILLS = [
     "mkdir:1:0:/staging/beta",
     "open:1:0:/beta/session",
@@ -28,7 +29,9 @@ KILLS = [
     "unlink:1:0:/staging/beta/noarch",
     "rename:1:0:/repodata.json",
 ]
-EVERY = 1 if os.environ.get("FORGE_KILLS") else 5
+# One in so many calls is tested.
+STEP = 1 if os.environ.get("FORGE_KILLS") else 5
+# A system call, the error with which it fails, and a part of its path.
 FAULTS = [
     ("rename", "EXDEV", "/noarch/beta"),
     ("fsync", "EIO", "/.partial-beta"),
@@ -38,12 +41,13 @@ FAULTS = [
 ]
 
 
-def built(project: MiniProject) -> dict[str, bytes]:
+def read_packages(project: MiniProject) -> dict[str, bytes]:
+    """Return the bytes of each package of the channel, by name."""
     return {file.name.split("-")[0]: file.read_bytes() for file in project.channel.rglob("*.conda")}
 
 
 @pytest.fixture(scope="module")
-def begun(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which alpha is built, and beta is not."""
     project = MiniProject(tmp_path_factory.mktemp("begun"))
     project.recipe("alpha")
@@ -53,44 +57,52 @@ def begun(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def project(begun: Path, tmp_path: Path) -> MiniProject:
-    """A copy of it, to be killed in."""
-    return MiniProject(shutil.copytree(begun, tmp_path / "copy", symlinks=True))
+def project(template: Path, tmp_path: Path) -> MiniProject:
+    """A copy of the template, for one test."""
+    return MiniProject(shutil.copytree(template, tmp_path / "copy", symlinks=True))
 
 
 def require_completed(project: MiniProject, before: dict[str, bytes]) -> None:
-    assert built(project).items() >= before.items()
+    """Require that the packages of `before` are unchanged, and that a build completes the rest.
+
+    Afterwards there must be no leftovers and no processes.
+    """
+    assert read_packages(project).items() >= before.items()
     project.forge("build-all")
-    assert built(project).keys() == {"alpha", "beta"} and built(project).items() >= before.items()
+    packages = read_packages(project)
+    assert packages.keys() == {"alpha", "beta"} and packages.items() >= before.items()
     assert "built" in project.forge("status").stdout and processes_in(project.root) == []
-    left = ("channel/*/.partial-*", "channel/.tmp/*", "build/staging/*")
-    assert not [path for name in left for path in project.root.glob(name)]
+    for pattern in ("channel/*/.partial-*", "channel/.tmp/*", "build/staging/*"):
+        assert list(project.root.glob(pattern)) == []
 
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(library(tmp_path_factory.mktemp("library")), {}) as made:
-        yield made
+    with Forks(library(tmp_path_factory.mktemp("library")), {}) as forks:
+        yield forks
 
 
-@pytest.mark.parametrize("call", KILLS[::EVERY])
+@pytest.mark.parametrize("call", KILLS[::STEP])
 def test_a_kill(call: str, project: MiniProject, forks: Forks) -> None:
-    before = built(project)
-    (temporary := project.root / "tmp").mkdir()
-    here = project.environment | {"TMPDIR": str(temporary)}
-    done = forks("build-all", fault=call, **here)
+    before = read_packages(project)
+    temporary = project.root / "tmp"
+    temporary.mkdir()
+    environment = project.environment | {"TMPDIR": str(temporary)}
+    done = forks("build-all", fault=call, **environment)
     assert done.code == -signal.SIGKILL, done
     require_completed(project, before)
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize(("kind", "name", "part"), FAULTS)
+@pytest.mark.parametrize(("call", "error", "path"), FAULTS)
 def test_a_call_that_fails(
-    kind: str, name: str, part: str, project: MiniProject, forks: Forks
+    call: str, error: str, path: str, project: MiniProject, forks: Forks
 ) -> None:
-    before, code = built(project), getattr(errno, name)
-    done = forks("build-all", fault=f"{kind}:1:{code}:{part}", **project.environment)
+    before = read_packages(project)
+    code = getattr(errno, error)
+    done = forks("build-all", fault=f"{call}:1:{code}:{path}", **project.environment)
     assert done.code == 1 and os.strerror(code) in done.output, done
     assert "Traceback" not in done.output and "bug in forge" not in done.output
-    assert not [*project.channel.glob("*/.partial-*")], "half of a package"
+    partial_files = list(project.channel.glob("*/.partial-*"))
+    assert partial_files == [], "a partial package stays in the channel"
     require_completed(project, before)

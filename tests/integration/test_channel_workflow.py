@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""channel.yml and release.yml, executed: from nothing to a channel that users install from.
+"""Run channel.yml and release.yml, and install from the channel that they publish.
 
-GitHub is support/workflow_runner.py, with machines whose disk is small, and conda-forge a stand-in.
-The recipes are small, and have the names that the workflows name. All else is real: the driver, the
-steps' scripts, the packages.
+support/workflow_runner.py stands for GitHub. Its machines have small disks. conda-forge is a
+stand-in. The recipes are small, and have the names that the workflows use. The driver, the scripts
+of the steps and the packages are real.
 """
 
 import json
@@ -26,11 +26,16 @@ from support.workflow_runner import FAILURE, SKIPPED, SUCCESS, Run
 
 from forge.bases import CONDA_FORGE
 
-CHAIN = ("pytorch-1", "pytorch-2", "pytorch-3")
+PYTORCH_JOBS = ("pytorch-1", "pytorch-2", "pytorch-3")
+
+
+def list_jobs(results: dict[str, str], result: str) -> set[str]:
+    """Return the jobs that have this result."""
+    return {job for job, own_result in results.items() if own_result == result}
 
 
 class User:
-    """Somebody with an empty home folder, who reaches conda-forge and the releases."""
+    """A user with an empty home folder and a stack, `mine`, of the published channel."""
 
     def __init__(self, folder: Path, mirrors: dict[str, str]) -> None:
         write_mirrors(folder, mirrors)
@@ -43,26 +48,31 @@ class User:
         for name in ("recipes/bases", "variants.yaml"):
             (folder / name).symlink_to(CHECKOUT / name)
 
-    def forge(self, *words: str) -> str:
-        here = driver_environment(self.root) | {
+    def forge(self, *words: str) -> None:
+        """Run the driver, and require that it succeeds."""
+        environment = driver_environment(self.root) | {
             "HOME": str(self.root),
             "FORGE_BASE": "conda-forge",
             "FORGE_CHANNEL": hosted.ADDRESS,
         }
         command = driver(CHECKOUT, *words)
-        done = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
 
-def test_what_was_published_is_installed(hosting: Hosting, whole: Hub, tmp_path: Path) -> None:
-    """From the public address, through GitHub's redirects, by a lock with the files' sha256."""
-    files = hosted.read_published(whole)
+def test_what_was_published_is_installed(
+    hosting: Hosting, published_hub: Hub, tmp_path: Path
+) -> None:
+    """A user locks and installs the packages from the public URL, through GitHub's redirects.
+
+    The lock has the URL and the sha256 of each published file.
+    """
+    files = hosted.read_published(published_hub)
     assert {name.split("/")[1].partition("-1.0-")[0] for name in files} == hosted.NEEDS.keys()
-    notes = (whole.releases / hosted.NAME / "linux-64/.notes").read_text()
+    notes = (published_hub.releases / hosted.NAME / "linux-64/.notes").read_text()
     assert "no package of this channel has run on a gfx1151 GPU" in notes
     assert f"/owner/strix-forge/releases/download/{hosted.NAME}" in notes
-    with served(whole.folder, hosted.Assets) as github:
+    with served(published_hub.folder, hosted.Assets) as github:
         releases = f"{github}/download/{hosted.NAME}"
         user = User(tmp_path, {CONDA_FORGE: hosting.conda_forge, hosted.ADDRESS: releases})
         user.forge("lock", "mine")
@@ -75,30 +85,36 @@ def test_what_was_published_is_installed(hosting: Hosting, whole: Hub, tmp_path:
 
 
 @pytest.mark.pixi
-def test_pixi_installs_what_was_published(hosting: Hosting, whole: Hub, tmp_path: Path) -> None:
-    """By the page's commands."""
+def test_pixi_installs_what_was_published(
+    hosting: Hosting, published_hub: Hub, tmp_path: Path
+) -> None:
+    """pixi installs the packages with the commands of docs/publishing.md."""
     page = (CHECKOUT / "docs/publishing.md").read_text()
-    (init, add) = re.search(r"^pixi (init .*)\ncd mine && pixi (add .*)$", page, re.M).groups()
-    with served(whole.folder, hosted.Assets) as github:
+    init, add = re.search(r"^pixi (init .*)\ncd mine && pixi (add .*)$", page, re.M).groups()
+    with served(published_hub.folder, hosted.Assets) as github:
         releases = f"{github}/download/{hosted.NAME}"
         pixi = Pixi(tmp_path / "home", {CONDA_FORGE: hosting.conda_forge, hosted.ADDRESS: releases})
         pixi(*shlex.split(init.replace("/YOU/", "/owner/")), cwd=tmp_path)
         pixi(*shlex.split(add), cwd=tmp_path / "mine")
     lock = (tmp_path / "mine/pixi.lock").read_text()
     installed = tmp_path / "mine/.pixi/envs/default/share"
-    for name, digest in hosted.read_published(whole).items():
+    for name, digest in hosted.read_published(published_hub).items():
         if "/vllm-" not in name:
             assert f"{hosted.ADDRESS}/{name}" in lock and digest in lock
     assert {path.name for path in installed.iterdir()} == hosted.NEEDS.keys() - {"vllm"}
 
 
 @needs_time
-def test_interrupted_in_each_stage(hosting: Hosting, whole: Hub) -> None:
-    """Machines are lost in each job, and pytorch's time is up thrice: the files are the same."""
+def test_interrupted_in_each_stage(hosting: Hosting, published_hub: Hub) -> None:
+    """The published files are the same although each job loses its machine.
+
+    The time of all three jobs of pytorch is up, too.
+    """
     hub = hosting.hub("interrupted")
-    hub.cache_limit = 120  # bytes: an entry has 57 at most, and older ones go
+    # Bytes. A cache has 57 at most, so that older caches are evicted.
+    hub.cache_limit = 120
     run = Run(hub, "channel.yml")
-    kills = {
+    points_by_label = {
         "plan": "list",
         "sdk / build": "rocm-sdk-compile",
         "aotriton / build": "aotriton-install",
@@ -109,84 +125,85 @@ def test_interrupted_in_each_stage(hosting: Hosting, whole: Hub) -> None:
         "publish": "upload",
     }
     lost = []
-    for label, point in kills.items():
-        hub.stops = {label: (point, "kill")}
-        if label == "pytorch-3 / build":  # first its time is up, as is that of the parts before
-            for job, stage in zip(CHAIN, hosted.STAGES, strict=True):
+    for label, point in points_by_label.items():
+        if label == "pytorch-3 / build":
+            # Before this job loses its machine, the time of all jobs of pytorch is up.
+            hub.stops = {}
+            for job, stage in zip(PYTORCH_JOBS, hosted.STAGES, strict=True):
                 hub.stops[f"{job} / build"] = (f"pytorch-{stage}", "time")
             results = run.rerun_failed()
-            # 75 is no failure but of the last part
-            assert [results[job] for job in CHAIN] == [SUCCESS, SUCCESS, FAILURE], run.log
+            # The driver's exit status 75 means that the time is up. Only the last job then fails.
+            assert [results[job] for job in PYTORCH_JOBS] == [SUCCESS, SUCCESS, FAILURE], run.log
             assert results["layer-1"] == SKIPPED and results["publish"] == SUCCESS
-            assert {name.split("-1.0-")[0] for name in hosted.read_published(hub)} == {
-                "noarch/rocm-sdk",
-                "noarch/aotriton",
-            }
-            hub.stops = {label: (point, "kill")}
+            names = {name.split("-1.0-")[0] for name in hosted.read_published(hub)}
+            assert names == {"noarch/rocm-sdk", "noarch/aotriton"}
+        hub.stops = {label: (point, "kill")}
         results = run.rerun_failed() if lost else run.start("push", CODE)
         assert results[label.split()[0]] == FAILURE, run.log
         lost.append(f"{label}: lost at {point}")
-    assert hosted.read_published(hub).items() < hosted.read_published(whole).items()
+    assert hosted.read_published(hub).items() < hosted.read_published(published_hub).items()
     results = run.rerun_failed()
-    assert {name for name, result in results.items() if result != SUCCESS} == {"release"}
-    assert hosted.read_published(hub) == hosted.read_published(whole)
+    assert results.keys() - list_jobs(results, SUCCESS) == {"release"}
+    assert hosted.read_published(hub) == hosted.read_published(published_hub)
     assert [line for line in run.log if "lost at" in line] == lost
     assert any("evicted" in line for line in run.log)
     stages = hosted.take_executed(hub)
-    assert {*stages} == {f"{n}-{stage}" for n in hosted.NEEDS for stage in hosted.STAGES}
-    assert stages.count("rocm-sdk-prepare") == 2, "a machine that is lost saves nothing"
-    assert stages.count("pytorch-compile") == 1, "a part whose time is up hands on its cache"
+    assert {*stages} == {f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES}
+    assert stages.count("rocm-sdk-prepare") == 2, "a machine that is lost saves no cache"
+    assert stages.count("pytorch-compile") == 1, "a job whose time is up must pass on its cache"
 
 
-def test_a_push_builds_what_it_changed(hosting: Hosting, whole: Hub) -> None:
-    """What is published is not built again and stays as it is; nothing to build is no failure."""
+def test_a_push_builds_what_it_changed(hosting: Hosting, published_hub: Hub) -> None:
+    """A push builds the changed recipe and its dependents, and keeps the published packages.
+
+    The next push has nothing to build, which is not a failure.
+    """
     source = hosting.copy_source("changed")
     hosted.write_recipe(source, "strix-validate", ["pytorch"], version="1.1")
-    hub = hosting.hub("next", source, after=whole)
+    hub = hosting.hub("next", source, after=published_hub)
     before = hosted.read_published(hub)
     results = Run(hub, "channel.yml").start("push", CODE)
-    skipped = {name for name, result in results.items() if result == SKIPPED}
-    assert skipped == {"sdk", "aotriton", *CHAIN, "release"}
-    assert {stage.rpartition("-")[0] for stage in hosted.take_executed(hub)} == {
-        "strix-validate",
-        "flash-attn",
-        "vllm",
-    }
+    assert list_jobs(results, SKIPPED) == {"sdk", "aotriton", *PYTORCH_JOBS, "release"}
+    built = {stage.rpartition("-")[0] for stage in hosted.take_executed(hub)}
+    assert built == {"strix-validate", "flash-attn", "vllm"}
     after = hosted.read_published(hub)
     assert after.items() > before.items() and len(after) == len(before) + 3
     results = Run(hub, "channel.yml").start("push", CODE)
-    assert {n for n, r in results.items() if r != SKIPPED} == {"plan", "publish"}
+    assert list_jobs(results, SUCCESS) == {"plan", "publish"}
     assert set(results.values()) == {SUCCESS, SKIPPED} and hosted.read_published(hub) == after
 
 
-def test_what_cannot_be_built_costs_what_needs_it(hosting: Hosting, whole: Hub) -> None:
-    """Be it that conda-forge lacks something, or that a build fails; the rest is published."""
+def test_what_cannot_be_built_costs_what_needs_it(hosting: Hosting, published_hub: Hub) -> None:
+    """If a recipe cannot be built, only its dependents are not built, and the rest is published.
+
+    One recipe requires a package that conda-forge lacks. The build of another one fails.
+    """
     source = hosting.copy_source("lacking")
     hosted.write_recipe(source, "flash-attn", ["strix-validate", "no-such-package >=2"])
     hosted.write_recipe(source, "torchvision", ["pytorch"])
     (source / "recipes/torchvision/build.sh").write_text("exit 1\n")
     hosted.write_recipe(source, "liger-kernel", ["strix-validate"])
     hosted.write_recipe(source, "sageattention", ["strix-validate", "torchvision"])
-    hub = hosting.hub("lacking-hub", source, after=whole)
+    hub = hosting.hub("lacking-hub", source, after=published_hub)
     run = Run(hub, "channel.yml")
     results = run.start("push", CODE)
     layers = [results[f"layer-{number}"] for number in (1, 2, 3)]
     assert layers == [FAILURE, SUCCESS, SUCCESS], run.log
     assert results["publish"] == SUCCESS and results["release"] == SKIPPED
-    logs = {log.name: log.read_text() for log in (hub.folder / "logs").iterdir()}
-    expected = {
+    reasons = {
         "flash-attn": "conda-forge has no no-such-package >=2",
         "sageattention": "needs torchvision, and --only builds only the named packages",
         "vllm": "needs flash-attn, and --only builds only the named packages",
     }
-    for name, reason in expected.items():
-        (log,) = (text for file, text in logs.items() if f"({name})" in file)
-        assert reason in log and f"::warning::./forge build {name}: exit code 3" in log
-    added = hosted.read_published(hub).keys() - hosted.read_published(whole).keys()
+    for name, reason in reasons.items():
+        (log,) = (log for log in (hub.folder / "logs").iterdir() if f"({name})" in log.name)
+        text = log.read_text()
+        assert reason in text and f"::warning::./forge build {name}: exit code 3" in text
+    added = hosted.read_published(hub).keys() - hosted.read_published(published_hub).keys()
     assert [name.partition("-1.0-")[0] for name in added] == ["noarch/liger-kernel"]
 
 
-# docs/publishing.md
+# The commands of docs/publishing.md that withdraw a build.
 WITHDRAW = """\
 .github/channel.sh fetch untested published/untested
 ./forge publish --to published/untested --withdraw {build} --reason "wrong gradients in bfloat16"
@@ -194,22 +211,24 @@ WITHDRAW = """\
 """
 
 
-def test_a_build_is_withdrawn_from_the_releases(hosting: Hosting, whole: Hub) -> None:
-    """By the page's commands: the index no longer names it, and nothing is built with it."""
-    assert (
-        WITHDRAW.format(build="NAME-VERSION-BUILD") in (CHECKOUT / "docs/publishing.md").read_text()
-    )
-    hub = hosting.hub("withdrawn", after=whole)
+def test_a_build_is_withdrawn_from_the_releases(hosting: Hosting, published_hub: Hub) -> None:
+    """The commands of docs/publishing.md withdraw a build.
+
+    The index no longer has the build, and the workflow no longer fetches it.
+    """
+    page = (CHECKOUT / "docs/publishing.md").read_text()
+    assert WITHDRAW.format(build="NAME-VERSION-BUILD") in page
+    hub = hosting.hub("withdrawn", after=published_hub)
     (file,) = (name for name in hosted.read_published(hub) if "/vllm-" in name)
     build = file.partition("/")[2].removesuffix(".conda")
+    script = WITHDRAW.format(build=build)
+    script += ".github/channel.sh fetch untested again notes\nls again/*\n"
+    checkout = {"uses": "actions/checkout@x", "with": {"persist-credentials": False}}
+    step = {"env": {"FORGE_BASE": "conda-forge", "GH_TOKEN": "x"}, "run": script}
+    jobs = {"a": {"runs-on": "x", "steps": [checkout, step]}}
     source = hosting.copy_source("withdrawing")
-    checkout = "{uses: actions/checkout@x, with: {persist-credentials: false}}"
-    script = (
-        WITHDRAW.format(build=build) + ".github/channel.sh fetch untested again notes\nls again/*\n"
-    )
-    step = f"{{env: {{FORGE_BASE: conda-forge, GH_TOKEN: x}}, run: {json.dumps(script)}}}"
     (source / ".github/workflows/by-hand.yml").write_text(
-        f"on: {{workflow_dispatch: }}\njobs: {{a: {{runs-on: x, steps: [{checkout}, {step}]}}}}"
+        f"on: {{workflow_dispatch: }}\njobs: {json.dumps(jobs)}\n"
     )
     hub.source = source
     run = Run(hub, "by-hand.yml")
@@ -232,18 +251,24 @@ def test_a_fork_does_nothing_until_it_is_switched_on(name: str, hosting: Hosting
 
 @pytest.mark.parametrize("command", ["list", "view", "download"])
 def test_releases_that_do_not_answer_are_not_empty(
-    command: str, hosting: Hosting, whole: Hub
+    command: str, hosting: Hosting, published_hub: Hub
 ) -> None:
-    """Or all would be built again, under names that are published."""
-    hub = hosting.hub(f"no-{command}", after=whole)
-    fails = f'test "$2" != {command} || exit 1\nexec'
-    hub.programs = {"gh": GH.replace("exec", fails)}
+    """If a command of gh fails, the job `plan` fails.
+
+    If it took the release for empty, all packages would be built again under published names.
+    """
+    hub = hosting.hub(f"no-{command}", after=published_hub)
+    fail = f'test "$2" != {command} || exit 1\nexec'
+    hub.programs = {"gh": GH.replace("exec", fail)}
     results = Run(hub, "channel.yml").start()
     assert results.pop("plan") == FAILURE and set(results.values()) == {SKIPPED}
 
 
 def test_a_recipe_without_a_job_is_an_error(hosting: Hosting) -> None:
-    """Where a pipe hid it, nothing was built, and that was a success."""
+    """The job `plan` fails if a recipe is in a layer for which the workflow has no job.
+
+    When a pipe hid this error, the workflow built nothing and succeeded.
+    """
     source = hosting.copy_source("deep")
     hosted.write_recipe(source, "deeper", ["vllm"])
     results = Run(hosting.hub("deep-hub", source), "channel.yml").start()
@@ -255,20 +280,24 @@ def test_pages_alone_start_nothing(hosting: Hosting) -> None:
     assert Run(hub, "channel.yml").start("push", ("README.md", "docs/a/b.png")) == {}
 
 
-def test_the_files_that_were_validated_are_promoted_unchanged(hosting: Hosting, whole: Hub) -> None:
-    hub = hosted.switch_release_on(hosting.hub("promoted", after=whole))
+def test_the_files_that_were_validated_are_promoted_unchanged(
+    hosting: Hosting, published_hub: Hub
+) -> None:
+    hub = hosted.switch_release_on(hosting.hub("promoted", after=published_hub))
     run = Run(hub, "release.yml")
     assert set(run.start().values()) == {SUCCESS}, run.log
-    files = {
-        name.partition("/")[2]: digest for name, digest in hosted.read_published(whole).items()
-    }
-    assert hosted.read_promoted(hub) == files
+    digests = {}
+    for name, digest in hosted.read_published(published_hub).items():
+        digests[name.partition("/")[2]] = digest
+    assert hosted.read_promoted(hub) == digests
     sums = (run.artifacts / "evidence/validated.sha256").read_text()
-    assert {line.split()[0] for line in sums.splitlines()} == set(files.values())
+    assert {line.split()[0] for line in sums.splitlines()} == set(digests.values())
 
 
+# Faults of the machine with the GPU: a part of the simulated pixi, what replaces it, and the
+# results of the jobs.
 FAULTS = {
-    # the machine with the GPU has validated another file than the one that was fetched
+    # The machine validates another file than the one that it fetched.
     "another file": (
         '*" --evidence "*)',
         '*" --evidence "*) for f in channel/noarch/vllm-*; do echo more >>"$f"; done;',
@@ -283,16 +312,15 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_nothing_else_is_promoted(fault: str, hosting: Hosting, whole: Hub) -> None:
-    right, wrong, results = FAULTS[fault]
-    assert right in hosted.PIXI
-    hub = hosted.switch_release_on(
-        hosting.hub(f"fault-{fault}", after=whole), hosted.PIXI.replace(right, wrong)
-    )
+def test_nothing_else_is_promoted(fault: str, hosting: Hosting, published_hub: Hub) -> None:
+    """No package is promoted if a check fails, or if another file was validated."""
+    old, new, results = FAULTS[fault]
+    assert old in hosted.PIXI
+    hub = hosting.hub(f"fault-{fault}", after=published_hub)
+    hosted.switch_release_on(hub, hosted.PIXI.replace(old, new))
     run = Run(hub, "release.yml")
     assert run.start() == results, run.log
     assert hosted.read_promoted(hub) == {} and (run.artifacts / "evidence").is_dir()
     logs = "".join(log.read_text() for log in (hub.folder / "logs").iterdir())
-    assert ("vllm-1.0" in logs and "was not validated on the GPU" in logs) == (
-        fault == "another file"
-    )
+    names_the_file = "vllm-1.0" in logs and "was not validated on the GPU" in logs
+    assert names_the_file == (fault == "another file")

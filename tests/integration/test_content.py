@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Content decides what is built: exactly the changed recipe and its dependents, never in place."""
+"""A change of content rebuilds exactly the changed recipe and its dependents.
+
+New packages never replace old ones.
+"""
 
 import shutil
 from pathlib import Path
@@ -12,7 +15,7 @@ from forge.files import sha256_file
 
 @pytest.fixture(scope="module")
 def built_chain(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
-    """alpha <- beta <- gamma, and delta on its own."""
+    """A built project: gamma requires beta, beta requires alpha, and delta requires nothing."""
     project = MiniProject(tmp_path_factory.mktemp("chain"))
     project.recipe("alpha")
     project.recipe("beta", run=["alpha"])
@@ -25,25 +28,32 @@ def built_chain(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
 
 @pytest.fixture
 def chain(built_chain: MiniProject, tmp_path: Path) -> MiniProject:
-    """A copy of the built chain, to be changed at will."""
+    """A copy of the built chain, for one test."""
     shutil.copytree(built_chain.root, tmp_path / "copy", symlinks=True)
     return MiniProject(tmp_path / "copy")
 
 
 def test_edited_is_built_beside_what_was(chain: MiniProject) -> None:
     old = {name: sha256_file(chain.channel / "noarch" / name) for name in chain.packages()}
-    with (chain.root / "recipes/beta/recipe.yaml").open("a") as stream:
-        stream.write("# a comment\n")
+    append_comment(chain.root / "recipes/beta/recipe.yaml")
     chain.forge("build-all")
     new = chain.packages() - old.keys()
     assert {file.split("-")[0] for file in new} == {"beta", "gamma"}
     assert all(file.endswith("_1.conda") for file in new), "a new build must outrank the old one"
-    # nothing was replaced under its old name
+    # The old packages are unchanged.
     assert {name: sha256_file(chain.channel / "noarch" / name) for name in old} == old
 
 
+def append_comment(file: Path) -> None:
+    with file.open("a") as stream:
+        stream.write("# a comment\n")
+
+
 def test_revert_gets_a_number_of_its_own(chain: MiniProject) -> None:
-    """Else the solver would go on choosing the newer build of the content that was taken back."""
+    """If a change is reverted, the recipe is built again, with a higher build number.
+
+    Otherwise the solver would still choose the build with the change.
+    """
     script = chain.root / "recipes/delta/build.sh"
     original = script.read_text()
     script.write_text(original + "# a comment\n")
@@ -57,19 +67,23 @@ def test_revert_gets_a_number_of_its_own(chain: MiniProject) -> None:
 
 
 def test_which_recipes_are_built(chain: MiniProject) -> None:
-    """What is up to date too, what a package needs, and what needs it; delta is not asked for."""
+    """`rebuild` builds a recipe that is up to date, and `build` builds what a package requires.
 
-    def built(*words: str) -> set[str]:
+    `build --with-dependents` also builds what requires the package. A changed recipe that is not
+    named stays as it is.
+    """
+
+    def run(*words: str) -> set[str]:
+        """Run the driver, and return the names of the packages that it built."""
         before = chain.packages()
         chain.forge(*words)
         return {file.split("-")[0] for file in chain.packages() - before}
 
-    assert built("rebuild", "delta") == {"delta"}
+    assert run("rebuild", "delta") == {"delta"}
     for name in ("alpha", "delta"):
-        with (chain.root / f"recipes/{name}/build.sh").open("a") as stream:
-            stream.write("# a comment\n")
-    assert built("build", "beta") == {"alpha", "beta"}
-    assert built("build", "alpha", "--with-dependents") == {"gamma"}
+        append_comment(chain.root / f"recipes/{name}/build.sh")
+    assert run("build", "beta") == {"alpha", "beta"}
+    assert run("build", "alpha", "--with-dependents") == {"gamma"}
     assert chain.to_build() == {"delta"}
 
 
@@ -106,12 +120,13 @@ outputs:
 
 
 def test_staged_outputs_are_one_recipe(project: MiniProject) -> None:
-    """What the staging part reads and needs counts for all outputs; its script runs once.
+    """A change of the staging output's source or requirements rebuilds all outputs of a recipe.
 
-    And its output is in the log once.
+    The script of the staging output runs once, and the log has its output once.
     """
-    (project.root / "local").mkdir()
-    (project.root / "local" / "text").write_text("one\n")
+    text = project.root / "local" / "text"
+    text.parent.mkdir()
+    text.write_text("one\n")
     project.recipe("alpha")
     (project.root / "recipes" / "staged").mkdir()
     (project.root / "recipes" / "staged" / "recipe.yaml").write_text(STAGED)
@@ -123,9 +138,8 @@ def test_staged_outputs_are_one_recipe(project: MiniProject) -> None:
     log = (project.root / "build/logs/staged.log").read_text()
     assert log.count("+ cp text $PREFIX/share/one") == 1, log
     assert project.to_build() == set()
-    (project.root / "local" / "text").write_text("two\n")
+    text.write_text("two\n")
     assert project.to_build() == {"staged", "user"}
-    (project.root / "local" / "text").write_text("one\n")
-    with (project.root / "recipes/alpha/build.sh").open("a") as stream:
-        stream.write("# a comment\n")
+    text.write_text("one\n")
+    append_comment(project.root / "recipes/alpha/build.sh")
     assert project.to_build() == {"alpha", "staged", "user"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stubs of CUDA's libraries: made from what a wheel's ELF files require, and under PyPI's torch."""
+"""Stubs of CUDA's libraries are made from the ELF files of a wheel, and PyPI's torch loads them."""
 
 import json
 import re
@@ -19,7 +19,8 @@ from forge.hostbase.wheels import CUDA_STUBS
 pytest.importorskip("elftools")
 stubs = module(CHECKOUT / "recipes/bases/host/stub_cuda_libraries.py")
 
-# Libraries as NVIDIA's wheels have them: with versions, without versions, without any symbol used.
+# Libraries as in NVIDIA's wheels: a source and a version script by file name. The first has
+# versions, the second has none, and nobody uses a symbol of the third.
 NVIDIA = {
     "libcufake.so.13": (
         "int fakeOpen(int *n) { *n = 7; return 0; } int fakeTable[4] = {1, 2, 3, 4};"
@@ -29,9 +30,9 @@ NVIDIA = {
     "libncclplain.so.2": ("int plainSend(void) { return 0; }", ""),
     "libnvempty.so.1": ("", ""),
 }
-# One of the machine's, not of the wheel's, as libquadmath.so.0 for torch 2.15.
+# A library of the machine that the wheel does not contain, such as libquadmath.so.0 for torch 2.15.
 MACHINE = ("libquad.so.0", "int quad(int n) { return 4 * n; }", "libquad.so.0 { global: quad; };")
-# As torch's own libraries are: some symbols are defined by the other one, or by Python.
+# Libraries as in torch's wheel. Python defines some of their symbols, and the other library some.
 TORCH = {
     "libtorch_cpu.so": "int own(void) { return 42; }",
     "libtorch_cuda.so": (
@@ -46,7 +47,8 @@ TORCH = {
         'int unused(double x) { return PyErr_Occurred() ? printf("%f", cbrt(x)) : 0; }\n'
     ),
 }
-# What a program sees of torch's library. A lazy lookup of PyErr_Occurred finds the interpreter's.
+# Prints the results of all functions of torch's library. PyErr_Occurred is looked up lazily, in the
+# interpreter.
 CALLS = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -58,7 +60,7 @@ print(json.dumps(values | {"text": library.text().decode()}))
 
 
 def link(folder: Path, name: str, source: str, versions: str = "", *options: str) -> Path:
-    """Link a shared library of C, with a version script if it has versions."""
+    """Link a shared library from a source in C and a version script, which may be empty."""
     (folder / "source.c").write_text(source)
     (folder / "versions").write_text(versions)
     command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", name, "source.c", *options]
@@ -70,29 +72,30 @@ def link(folder: Path, name: str, source: str, versions: str = "", *options: str
 @pytest.fixture
 def torch(tmp_path: Path) -> Path:
     """The libraries of TORCH, linked with those of NVIDIA and the machine in other folders."""
-    nvidia, machine, lib = tmp_path / "nvidia", tmp_path / "machine", tmp_path / "torch" / "lib"
+    nvidia = tmp_path / "nvidia"
+    machine = tmp_path / "machine"
+    lib = tmp_path / "torch" / "lib"
     for folder in (nvidia, machine, lib):
         folder.mkdir(parents=True)
     for name, (source, versions) in NVIDIA.items():
         link(nvidia, name, source, versions)
     quad = link(machine, *MACHINE)
-    cpu, cuda = TORCH
-    first = link(lib, cpu, TORCH[cpu])
-    others = [str(nvidia / name) for name in NVIDIA]
-    paths = f"-Wl,--no-as-needed,-rpath,$ORIGIN:{machine}"
-    link(lib, cuda, TORCH[cuda], "", paths, str(first), *others, str(quad), "-lm")
+    cpu = link(lib, "libtorch_cpu.so", TORCH["libtorch_cpu.so"])
+    libraries = [str(cpu), *(str(nvidia / name) for name in NVIDIA), str(quad)]
+    options = [f"-Wl,--no-as-needed,-rpath,$ORIGIN:{machine}", *libraries, "-lm"]
+    link(lib, "libtorch_cuda.so", TORCH["libtorch_cuda.so"], "", *options)
     for name in ("source.c", "versions"):
         (lib / name).unlink()
     return lib
 
 
-def call(library: Path) -> subprocess.CompletedProcess[str]:
+def call_functions(library: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", CALLS, str(library)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def make(lib: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the program as the recipe runs it, on a wheel of these libraries."""
+def make_stubs(lib: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the recipe's program, as the recipe does, on a wheel with the libraries in `lib`."""
     files = {f"torch/lib/{path.name}": path.read_bytes() for path in lib.iterdir()}
     wheel = write_wheel(folder.parent, "torch", files=files)
     pyelftools = Path(sys.modules["elftools"].__path__[0]).parent
@@ -102,16 +105,16 @@ def make(lib: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_stubs_stand_for_the_libraries(torch: Path, tmp_path: Path) -> None:
-    """torch's library loads beside them, and each call returns that there is no GPU."""
+    """torch's library loads only with the stubs, and each call returns that there is no GPU."""
     cuda = torch / "libtorch_cuda.so"
-    refusal = call(cuda)
-    assert refusal.returncode and "libcufake.so.13: cannot open shared object" in refusal.stderr
-    made = make(torch, tmp_path / "stubs")
-    assert made.returncode == 0, made.stderr
+    done = call_functions(cuda)
+    assert done.returncode and "libcufake.so.13: cannot open shared object" in done.stderr
+    done = make_stubs(torch, tmp_path / "stubs")
+    assert done.returncode == 0, done.stderr
     assert {path.name for path in (tmp_path / "stubs").iterdir()} == NVIDIA.keys()
     for path in (tmp_path / "stubs").iterdir():
         shutil.copy(path, torch)
-    done = call(cuda)
+    done = call_functions(cuda)
     assert done.returncode == 0 and not done.stderr, done.stderr
     values = json.loads(done.stdout)
     text = values.pop("text")
@@ -120,7 +123,7 @@ def test_stubs_stand_for_the_libraries(torch: Path, tmp_path: Path) -> None:
 
 
 def test_a_stub_defines_nothing_else(torch: Path) -> None:
-    """No symbol of Python, of the C library, or of torch's other libraries."""
+    """No stub defines a symbol of Python, of the C library, or of torch's other libraries."""
     libraries = {path.name: stubs.read_library(path) for path in torch.iterdir()}
     plan = stubs.plan_stubs(libraries)
     version = "libcufake.so.13"
@@ -128,7 +131,7 @@ def test_a_stub_defines_nothing_else(torch: Path) -> None:
         "libcufake.so.13": stubs.Stub(
             {"fakeOpen": version, "fakeGetErrorString": version}, {"fakeTable": version}
         ),
-        # the file does not say whose it is
+        # Without a version, the ELF file does not name the library of plainSend: both define it.
         "libncclplain.so.2": stubs.Stub({"plainSend": ""}),
         "libnvempty.so.1": stubs.Stub({"plainSend": ""}),
     }
@@ -138,9 +141,9 @@ def test_a_stub_defines_nothing_else(torch: Path) -> None:
     "name", ["libcuda.so.1", "libnvidia-ml.so.1", "libstdc++.so.6", "libquadmath.so.0"]
 )
 def test_what_is_not_in_nvidias_wheels_is_not_stubbed(name: str) -> None:
-    """A stub would hide the driver's library, or give wrong numbers for the machine's own."""
-    needs = stubs.Library([name], set(), [("init", "FUNC", "", ""), ("sinq", "FUNC", name, "Q")])
-    assert stubs.plan_stubs({"libcaffe2_nvrtc.so": needs}) == {}
+    """A stub would hide the driver's library, or compute wrong numbers instead of the machine's."""
+    library = stubs.Library([name], set(), [("init", "FUNC", "", ""), ("sinq", "FUNC", name, "Q")])
+    assert stubs.plan_stubs({"libcaffe2_nvrtc.so": library}) == {}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,8 @@ def test_what_no_stub_can_have_is_refused(
         stubs.plan_stubs(libraries)
 
 
-USE = """
+# Computes with torch on the CPU. Only the lookup of a GPU may print warnings.
+USE_TORCH = """
 import warnings
 warnings.simplefilter("error")
 import torch
@@ -186,10 +190,14 @@ print("torch", torch.__version__, "is right")
 
 
 def test_pypis_torch_works_beside_them(project: MiniProject) -> None:
-    """On the host base, which has no library of NVIDIA; and its metadata asks for none."""
+    """PyPI's torch works on the host base, which has stubs and no library of NVIDIA.
+
+    Its metadata requires no library of NVIDIA either.
+    """
     base = LocalChannel(project.root / "build" / "host-base")
     names = {record.name for record in base.records()}
-    assert CUDA_STUBS in names and not [n for n in names if re.match("nvidia-|cuda-", n)]
+    assert CUDA_STUBS in names
+    assert not any(re.match("nvidia-|cuda-", name) for name in names)
     (torch,) = [base.path(record) for record in base.records() if record.name == "pytorch"]
     assert CUDA_STUBS in Package(torch).index["depends"]
     project.recipe("alpha")
@@ -199,7 +207,7 @@ def test_pypis_torch_works_beside_them(project: MiniProject) -> None:
     project.forge("install", "app")
     pip = project.forge("run", "app", "--", "python", "-m", "pip", "check")
     assert "No broken requirements found" in pip.stdout
-    done = project.forge("run", "app", "--", "python", "-c", USE)
+    done = project.forge("run", "app", "--", "python", "-c", USE_TORCH)
     assert "is right" in done.stdout, done.stderr
 
 

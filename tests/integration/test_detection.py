@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What py-rattler detects on recorded machines is what the validator's doctor says that pixi sees.
+"""py-rattler and the validator's doctor detect the same virtual packages on recorded machines.
 
-A machine is a small /sys/class, bound over the real one in a mount namespace.
+A recorded machine is a small /sys/class. It is mounted over the real one in a mount namespace.
 """
 
 import json
@@ -21,42 +21,52 @@ import hosts
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.virtual_packages import VARIABLES, detect
 
+# Prints the virtual packages for AMD GPUs that py-rattler detects, as JSON: versions by name.
 DETECT = """\
 import json
 from rattler import VirtualPackage, VirtualPackageOverrides
-found = VirtualPackage.detect(VirtualPackageOverrides.from_env())
-pairs = ((p.name.normalized, str(p.version)) for p in (each.into_generic() for each in found))
-print(json.dumps({name: version for name, version in pairs if "amdgpu" in name}))
+versions = {}
+for package in VirtualPackage.detect(VirtualPackageOverrides.from_env()):
+    package = package.into_generic()
+    if "amdgpu" in package.name.normalized:
+        versions[package.name.normalized] = str(package.version)
+print(json.dumps(versions))
 """
 
 
-def namespace(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A shell command in a mount namespace of its own, as root of a user namespace."""
-    clean = {k: v for k, v in os.environ.items() if k not in VARIABLES.values()}
+def run_in_namespace(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell command in a mount namespace of its own, as root of a user namespace."""
+    environment = {k: v for k, v in os.environ.items() if k not in VARIABLES.values()}
     return subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-ec", command],
-        env=clean | variables,
+        env=environment | variables,
         capture_output=True,
         text=True,
     )
 
 
 @pytest.fixture(scope="module", autouse=True)
-def able() -> None:
+def require_mount_namespaces() -> None:
+    """Skip the tests where py-rattler or this machine cannot run them."""
     if Version(version("py-rattler")) < Version("0.28"):
-        pytest.skip("this py-rattler detects no AMD GPU: 0.28 is the first")
+        pytest.skip("py-rattler detects AMD GPUs since 0.28, and this one is older")
     try:
-        probe = namespace("mount --bind /tmp /sys/class")
+        probe = run_in_namespace("mount --bind /tmp /sys/class")
     except FileNotFoundError:
-        pytest.skip("there is no unshare")
+        pytest.skip("this machine has no program unshare")
     if probe.returncode:
-        pytest.skip(f"no mount namespace here: {probe.stderr.strip()}")
+        pytest.skip(f"this machine allows no mount namespaces: {probe.stderr.strip()}")
 
 
-def rattler_sees(root: Path, **variables: str) -> dict[str, str]:
-    """What py-rattler detects on the machine below root."""
-    code = f"mount --bind '{root}/sys/class' /sys/class; exec '{sys.executable}' -c '{DETECT}'"
-    done = namespace(code, **variables)
+def detect_with_rattler(root: Path, **variables: str) -> dict[str, str]:
+    """Return the virtual packages for AMD GPUs that py-rattler detects on a recorded machine.
+
+    Args:
+        root: The folder of the machine.
+        variables: Environment variables.
+    """
+    command = f"mount --bind '{root}/sys/class' /sys/class; exec '{sys.executable}' -c '{DETECT}'"
+    done = run_in_namespace(command, **variables)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -65,23 +75,23 @@ def rattler_sees(root: Path, **variables: str) -> dict[str, str]:
 def test_recorded_machines(machine: str, tmp_path: Path) -> None:
     files, expected = hosts.MACHINES[machine]
     root = hosts.make(tmp_path, files)
-    assert rattler_sees(root) == expected
+    assert detect_with_rattler(root) == expected
     assert detect(Tree(root)) == expected
 
 
 @pytest.mark.parametrize(("variable", "value"), hosts.REFUSED)
 def test_what_rattler_refuses(variable: str, value: str) -> None:
-    done = namespace(f"exec '{sys.executable}' -c '{DETECT}'", **{variable: value})
+    done = run_in_namespace(f"exec '{sys.executable}' -c '{DETECT}'", **{variable: value})
     assert done.returncode and f"'{value}'" in done.stderr
 
 
 @pytest.mark.parametrize("machine", ["beside-discrete", "without-gpu", "kernel-without-kfd"])
 def test_the_line_that_fixes(machine: str, tmp_path: Path) -> None:
-    """What doctor prints, given to py-rattler, makes a Strix Halo machine of it."""
+    """With the variables that doctor prints, py-rattler detects a Strix Halo machine."""
     from strix_validate.doctor.hardware import pixi
 
     root = hosts.make(tmp_path, hosts.MACHINES[machine][0])
     fix = pixi(Tree(root)).fix
     assert fix.startswith("export ")
     variables = dict(word.split("=", 1) for word in fix.removeprefix("export ").split())
-    assert rattler_sees(root, **variables) == hosts.MACHINES["alone"][1]
+    assert detect_with_rattler(root, **variables) == hosts.MACHINES["alone"][1]

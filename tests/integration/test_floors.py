@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A recipe's lower bounds are upstream's, or lower; for a higher one the recipe has the reason.
+"""A recipe's lower bounds are not higher than upstream's, unless a comment states the reason.
 
-Upstream's are those in the metadata of the pinned sdist. A bound that is higher than upstream's
-makes a package uninstallable on a day on which conda-forge is behind.
+Upstream's bounds are in the metadata of the pinned sdist. A higher bound makes our package
+uninstallable while conda-forge does not have that version yet.
 """
 
 import re
@@ -22,49 +22,50 @@ from forge.errors import NotAttempted
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 from forge.recipes.recipe import Recipe, list_sources, parse_package_name
-from forge.sources.cache import SourceCache
+from forge.sources.cache import Source, SourceCache
 
 PROJECT = Project.at(CHECKOUT)
 NAMES = pypi.read_names(PROJECT.recipes)
-# What vLLM requires where it is built for ROCm. Its metadata on PyPI is that of the CUDA build.
+# The files with a recipe's requirements, where these are not in PKG-INFO. vLLM's metadata on PyPI
+# is that of the CUDA build.
 FILES = {"vllm": ["requirements/common.txt", "requirements/rocm.txt"]}
 VARIABLES = {"python_version": "3.12", "platform_machine": "x86_64", "extra": ""}
 Bounds = dict[str, Version]
 
 
-def sdists() -> list[tuple[Recipe, str]]:
-    """Recipes whose source is an sdist of their own on PyPI, with its file name."""
+def list_sdists() -> list[tuple[Recipe, Source]]:
+    """Return the recipes of packages that have an sdist on PyPI, and that source of theirs."""
     base = bases.load(PROJECT, "conda-forge", {"sources_from": ["pypi"]})
-    recipes = RecipeSet(PROJECT, base).recipes.values()
-    named = [(recipe, source.purl) for recipe in recipes for source in list_sources(recipe)]
-    return [
-        (recipe, purl.qualifiers["file_name"])
-        for recipe, purl in named
-        if purl
-        and purl.qualifiers["file_name"].endswith(".tar.gz")
-        and canonicalize_name(purl.name) == canonicalize_name(recipe.name)
-    ]
+    sdists = []
+    for recipe in RecipeSet(PROJECT, base).recipes.values():
+        for source in list_sources(recipe):
+            if source.purl is None or not source.purl.qualifiers["file_name"].endswith(".tar.gz"):
+                continue
+            if canonicalize_name(source.purl.name) == canonicalize_name(recipe.name):
+                sdists.append((recipe, source))
+    return sdists
 
 
-def lower_bound(specifiers: SpecifierSet) -> Version | None:
+def find_lower_bound(specifiers: SpecifierSet) -> Version | None:
     versions = [Version(s.version) for s in specifiers if s.operator in (">=", ">", "~=", "==")]
     return max(versions, default=None)
 
 
-def bounds(requirements: list[str]) -> Bounds:
-    """The lower bound of each package of a list of requirements, for Linux on x86-64."""
-    result: Bounds = {}
+def read_bounds(requirements: list[str]) -> Bounds:
+    """Return the lower bound of each required package, for Linux on x86-64."""
+    bounds: Bounds = {}
     for text in requirements:
         requirement = Requirement(text)
-        bound = lower_bound(requirement.specifier)
+        bound = find_lower_bound(requirement.specifier)
         applies = requirement.marker is None or requirement.marker.evaluate(VARIABLES)
         if bound and applies:
             name = canonicalize_name(requirement.name)
-            result[name] = max(bound, result.get(name, bound))
-    return result
+            bounds[name] = max(bound, bounds.get(name, bound))
+    return bounds
 
 
-def upstream_bounds(recipe: Recipe, archive: Path) -> Bounds:
+def read_upstream_bounds(recipe: Recipe, archive: Path) -> Bounds:
+    """Return the lower bounds in the metadata of an sdist."""
     names = FILES.get(recipe.name, ["PKG-INFO"])
     requirements: list[str] = []
     with tarfile.open(archive) as tar:
@@ -76,42 +77,58 @@ def upstream_bounds(recipe: Recipe, archive: Path) -> Bounds:
                 else:
                     lines = (line.partition(" #")[0].strip() for line in text.splitlines())
                     requirements += [line for line in lines if re.match(r"\w", line)]
-    return bounds(requirements)
+    return read_bounds(requirements)
 
 
-def unexplained(requirements: list[str], upstream: Bounds, text: str) -> list[str]:
-    """Requirements with a higher bound than upstream's, which no comment right above them names."""
-    result = []
+def find_unexplained(requirements: list[str], upstream: Bounds, text: str) -> list[str]:
+    """Return the requirements with a bound that is higher than upstream's and not explained.
+
+    A bound is explained if the line above the requirement is a comment that names the version.
+
+    Args:
+        requirements: The requirements of the recipe.
+        upstream: Upstream's bounds.
+        text: The recipe.
+    """
+    unexplained = []
     for spec in requirements:
         name, _, version = spec.partition(" ")
         name = parse_package_name(name)
-        bound = lower_bound(SpecifierSet(version)) if re.match("[<>=!~]", version) else None
-        known = upstream.get(canonicalize_name(NAMES.get(name) or name))
-        reason = re.search(rf"# .*{re.escape(str(bound))}.*\n *- {re.escape(spec)}\n", text)
-        if bound and known and bound > known and not reason:
-            result.append(spec)
-    return result
+        if not re.match("[<>=!~]", version):
+            continue
+        bound = find_lower_bound(SpecifierSet(version))
+        upstream_bound = upstream.get(canonicalize_name(NAMES.get(name) or name))
+        if not bound or not upstream_bound or bound <= upstream_bound:
+            continue
+        if not re.search(rf"# .*{re.escape(str(bound))}.*\n *- {re.escape(spec)}\n", text):
+            unexplained.append(spec)
+    return unexplained
 
 
-@pytest.mark.parametrize(("recipe", "file"), sdists(), ids=lambda value: getattr(value, "name", ""))
-def test_no_lower_bound_is_above_upstreams(recipe: Recipe, file: str) -> None:
-    source = next(
-        s for s in list_sources(recipe) if s.purl and s.purl.qualifiers["file_name"] == file
-    )
+SDISTS = list_sdists()
+
+
+@pytest.mark.parametrize(("recipe", "source"), SDISTS, ids=[recipe.name for recipe, _ in SDISTS])
+def test_no_lower_bound_is_above_upstreams(recipe: Recipe, source: Source) -> None:
     try:
         archive = SourceCache(PROJECT).fetch(source, lambda *_: None)
     except NotAttempted as error:
         pytest.skip(f"not attempted: {error}")
-    upstream = upstream_bounds(recipe, archive)
-    assert unexplained(recipe.requirements["run"], upstream, recipe.path.read_text()) == []
+    upstream = read_upstream_bounds(recipe, archive)
+    requirements = recipe.requirements["run"]
+    text = recipe.path.read_text()
+    assert find_unexplained(requirements, upstream, text) == []
     if recipe.name == "vllm":
-        higher = [re.sub(r"^mcp >=2\.2", "mcp >=2.3", s) for s in recipe.requirements["run"]]
-        assert unexplained(higher, upstream, recipe.path.read_text()) == ["mcp >=2.3.0,<3.0.0"]
+        # The test can fail: a higher bound is found.
+        higher = [re.sub(r"^mcp >=2\.2", "mcp >=2.3", spec) for spec in requirements]
+        assert find_unexplained(higher, upstream, text) == ["mcp >=2.3.0,<3.0.0"]
 
 
 def test_the_reason_names_the_version() -> None:
-    upstream = bounds(["alpha>=1", "alpha>=1.2; extra == 'x'", "beta==2; python_version < '3'"])
+    upstream = read_bounds(
+        ["alpha>=1", "alpha>=1.2; extra == 'x'", "beta==2; python_version < '3'"]
+    )
     assert upstream == {"alpha": Version("1")}
     for comment, expected in (("1.1 is the first that does", []), ("why", ["alpha >=1.1"])):
         text = f"  run:\n    # {comment}\n    - alpha >=1.1\n    - beta >=3\n"
-        assert unexplained(["alpha >=1.1", "beta >=3"], upstream, text) == expected
+        assert find_unexplained(["alpha >=1.1", "beta >=3"], upstream, text) == expected
