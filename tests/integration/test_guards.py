@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Each guard behind SECURITY.md is removed, one at a time, and its test is seen to fail."""
+"""If a guard that SECURITY.md relies on is removed from the code, its test fails.
+
+The tests remove one guard at a time, in a copy of the checkout.
+"""
 
 import os
 import subprocess
@@ -14,6 +17,7 @@ from support.project import CHECKOUT, copy_checkout
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory, host_base: None) -> Path:
+    """A copy of the checkout."""
     root = tmp_path_factory.mktemp("guards") / "checkout"
     copy_checkout(root, packages=False)
     subprocess.run(["git", "init", "-q", str(root)], check=True)
@@ -21,32 +25,34 @@ def copy(tmp_path_factory: pytest.TempPathFactory, host_base: None) -> Path:
 
 
 @pytest.fixture(params=GUARDS, ids=str)
-def removed(request: pytest.FixtureRequest, copy: Path) -> Iterator[Guard]:
-    """A guard that is gone from the copy."""
+def removed_guard(request: pytest.FixtureRequest, copy: Path) -> Iterator[Guard]:
+    """A guard that is removed from the copy for the time of a test."""
     guard: Guard = request.param
     path = copy / guard.file
     text = path.read_text()
-    assert text.count(guard.code) == 1, f"{guard.file} has it {text.count(guard.code)} times"
+    count = text.count(guard.code)
+    assert count == 1, f"{guard.file} has the guard's code {count} times"
     path.write_text(text.replace(guard.code, guard.replacement))
     yield guard
     path.write_text(text)
 
 
-def run(copy: Path, test: str) -> subprocess.CompletedProcess[str]:
+def run_test(copy: Path, test: str) -> subprocess.CompletedProcess[str]:
     options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, test],
         cwd=copy,
-        env=kept | {"PYTHONDONTWRITEBYTECODE": "1"},
+        env=variables | {"PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
     )
 
 
-def test_a_removed_guard_is_noticed(removed: Guard, copy: Path) -> None:
-    done = run(copy, removed.test)
-    assert done.returncode == 1, f"{removed.test} says nothing:\n{done.stdout}{done.stderr}"
+def test_a_removed_guard_is_noticed(removed_guard: Guard, copy: Path) -> None:
+    test = removed_guard.test
+    done = run_test(copy, test)
+    assert done.returncode == 1, f"{test} did not fail:\n{done.stdout}{done.stderr}"
     assert "1 failed" in done.stdout and "NameError" not in done.stdout, done.stdout
 
 

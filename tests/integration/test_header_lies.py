@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Zip headers that lie, in every way: no package is judged by one content, installed with another.
+"""Packages whose zip headers lie: the installed files are always those that our check has read.
 
-Each package is given to our check, and to rattler's installer by a URL as pixi gives it. Either
-the check refuses it, or what is installed is what was judged.
+A zip archive describes each member twice: in a local header before it, and in the central
+directory at the end. Each package is given to our check and to rattler's installer, which gets a
+URL, as from pixi. Either the check refuses the package, or both read the same files.
 """
 
 import asyncio
 import hashlib
+import itertools
 import json
 import struct
 import zlib
@@ -25,8 +27,13 @@ from forge.errors import ForgeError
 from forge.files import sha256_file
 
 STEM = "alpha-1.0-h1234567_0"
-# what rattler installs, and no check may pass
-TAKEN = {"an archive that the directory calls metadata.json", "1 before", "another archive behind"}
+# Packages that rattler installs and our check must refuse.
+INSTALLED_BY_RATTLER = {
+    "an archive that the directory calls metadata.json",
+    "1 before",
+    "another archive behind",
+}
+# Packages that our check must refuse, and its message.
 REFUSED = {
     "0 before": "headers that differ",
     "2 after": "data that belong to no member",
@@ -39,7 +46,15 @@ DECOY = zstandard.compress(tar([file("share/alpha", b"decoy")]))
 
 
 class Part(NamedTuple):
-    """One member as its two headers have it; `lies` are fields of one, `LOCAL_` or `CENTRAL_`."""
+    """A member of a zip archive.
+
+    Attributes:
+        name: The name in both headers.
+        content: The content, which is stored without compression.
+        lies: Wrong fields of one header: `local_FIELD` or `central_FIELD`.
+        before: Bytes before the member.
+        after: Bytes after the member.
+    """
 
     name: bytes
     content: bytes
@@ -48,7 +63,8 @@ class Part(NamedTuple):
     after: bytes = b""
 
 
-def parts() -> list[Part]:
+def make_parts() -> list[Part]:
+    """Return the members of an honest package."""
     about = {
         "name": "alpha",
         "version": "1.0",
@@ -62,8 +78,8 @@ def parts() -> list[Part]:
     }
     paths = {"paths": list_entries(HONEST), "paths_version": 1}
     info = [
-        file(f"info/{n}.json", json.dumps(v).encode())
-        for n, v in {"index": about, "paths": paths}.items()
+        file("info/index.json", json.dumps(about).encode()),
+        file("info/paths.json", json.dumps(paths).encode()),
     ]
     return [
         Part(b"metadata.json", b'{"conda_pkg_format_version": 2}', {}),
@@ -72,11 +88,35 @@ def parts() -> list[Part]:
     ]
 
 
-def zipped(members: list[Part], comment: bytes = b"", tail: bytes = b"") -> bytes:
-    out, directory = b"", b""
+def pack_common_fields(header: dict[str, Any]) -> bytes:
+    """Pack the fields that both headers of a member have."""
+    return struct.pack(
+        "<4H3I2H",
+        header["flags"],
+        header["method"],
+        0,  # time
+        0,  # date
+        header["crc"],
+        header["packed"],
+        header["size"],
+        len(header["name"]),
+        len(header["extra"]),
+    )
+
+
+def make_zip(members: list[Part], comment: bytes = b"", tail: bytes = b"") -> bytes:
+    """Return a zip archive.
+
+    Args:
+        members: The members.
+        comment: The comment of the archive.
+        tail: Bytes after the archive.
+    """
+    archive = b""
+    directory = b""
     for part in members:
-        out += part.before
-        say = {
+        archive += part.before
+        header = {
             "flags": 0,
             "method": 0,
             "crc": zlib.crc32(part.content),
@@ -84,28 +124,19 @@ def zipped(members: list[Part], comment: bytes = b"", tail: bytes = b"") -> byte
             "size": len(part.content),
             "name": part.name,
             "extra": b"",
-            "offset": len(out),
+            "offset": len(archive),
         }
-        for kind in ("local", "central"):
-            own = say | {k[len(kind) + 1 :]: v for k, v in part.lies.items() if k.startswith(kind)}
-            fields = (
-                own["flags"],
-                own["method"],
-                0,
-                0,
-                own["crc"],
-                own["packed"],
-                own["size"],
-                len(own["name"]),
-                len(own["extra"]),
-            )
-            if kind == "local":
-                out += struct.pack("<4s5H3I2H", b"PK\3\4", 20, *fields)
-                out += own["name"] + own["extra"] + part.content + part.after
-            else:
-                more = struct.pack("<HHHII", 0, 0, 0, 0, own["offset"])
-                directory += struct.pack("<4s6H3I2H", b"PK\1\2", 20, 20, *fields) + more
-                directory += own["name"] + own["extra"]
+        local = dict(header)
+        central = dict(header)
+        for key, value in part.lies.items():
+            kind, _, field = key.partition("_")
+            wrong_header = local if kind == "local" else central
+            wrong_header[field] = value
+        archive += struct.pack("<4sH", b"PK\3\4", 20) + pack_common_fields(local)
+        archive += local["name"] + local["extra"] + part.content + part.after
+        directory += struct.pack("<4s2H", b"PK\1\2", 20, 20) + pack_common_fields(central)
+        directory += struct.pack("<HHHII", 0, 0, 0, 0, central["offset"])
+        directory += central["name"] + central["extra"]
     end = struct.pack(
         "<4s4H2IH",
         b"PK\5\6",
@@ -114,19 +145,19 @@ def zipped(members: list[Part], comment: bytes = b"", tail: bytes = b"") -> byte
         len(members),
         len(members),
         len(directory),
-        len(out),
+        len(archive),
         len(comment),
     )
-    return out + directory + end + comment + tail
+    return archive + directory + end + comment + tail
 
 
-def lies() -> Iterator[tuple[str, bytes]]:
-    """A name and the bytes of each package."""
-    yield "honest", zipped(parts())
-    evil = zipped([Part(b"evil.tar.zst", EVIL, {})])
+def make_packages() -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the bytes of each package."""
+    yield "honest", make_zip(make_parts())
+    evil = make_zip([Part(b"evil.tar.zst", EVIL, {})])
     entry = evil[: 30 + len(b"evil.tar.zst") + len(EVIL)]
-    for place, part in enumerate(parts()):
-        values = {
+    for place, part in enumerate(make_parts()):
+        values_by_field = {
             "flags": (1, 8, 0x800),
             "method": (8, 93),
             "crc": (0, 7),
@@ -135,79 +166,87 @@ def lies() -> Iterator[tuple[str, bytes]]:
             "name": (b"aaaaa.tar.zst", b"metadata.json", b"x"),
             "extra": (struct.pack("<HHQQ", 1, 16, 9, 9), b"xx\1\0y"),
         }
-        for side in ("local", "central"):
-            for field, wrong in values.items():
-                for value in wrong:
-                    changed = parts()
-                    changed[place] = part._replace(lies={f"{side}_{field}": value})
-                    yield f"{place} {side} {field} {value!r:.20}", zipped(changed)
+        for header, field in itertools.product(("local", "central"), values_by_field):
+            for value in values_by_field[field]:
+                parts = make_parts()
+                parts[place] = part._replace(lies={f"{header}_{field}": value})
+                yield f"{place} {header} {field} {value!r:.20}", make_zip(parts)
         for side in ("before", "after"):
-            changed = parts()
-            changed[place] = part._replace(**{side: entry})
-            yield f"{place} {side}", zipped(changed)
-        changed = parts()
-        changed[place] = part._replace(content=part.content + part.content)
-        yield f"{place} twice in one member", zipped(changed)
+            parts = make_parts()
+            parts[place] = part._replace(**{side: entry})
+            yield f"{place} {side}", make_zip(parts)
+        parts = make_parts()
+        parts[place] = part._replace(content=part.content + part.content)
+        yield f"{place} twice in one member", make_zip(parts)
     deflated = zlib.compress(EVIL)[2:-4]
-    bomb = {"local_method": 8, "central_method": 8, "local_packed": len(deflated)}
-    yield (
-        "deflated, ends early",
-        zipped([parts()[0]._replace(content=deflated + entry, lies=bomb), *parts()[1:]]),
-    )
-    # hole 2: the directory says metadata.json, the header before the member an archive
-    named = {"local_name": b"aaaaa.tar.zst"}
-    hole = [*parts()[1:], Part(b"metadata.json", EVIL, named)]
-    yield "an archive that the directory calls metadata.json", zipped(hole)
-    decoy = [*parts(), Part(f"pkg-{STEM}.tar.zst".encode(), DECOY, {})]
-    yield "a second payload", zipped(decoy)
-    # a reader that goes on after the first zstd frame sees another file
-    first, second = tar([file("share/alpha", b"touch evil")])[:1024], tar(HONEST)
-    frames = parts()
-    frames[1] = frames[1]._replace(content=zstandard.compress(first) + zstandard.compress(second))
-    yield "two frames", zipped(frames)
-    yield "a comment", zipped(parts(), comment=b"PK\5\6 x")
-    yield "bytes behind", zipped(parts(), tail=b"x")
-    yield "another archive behind", zipped(parts()) + evil
-    yield "another archive before", evil + zipped(parts())
+    parts = make_parts()
+    lies = {"local_method": 8, "central_method": 8, "local_packed": len(deflated)}
+    parts[0] = parts[0]._replace(content=deflated + entry, lies=lies)
+    yield "deflated, ends early", make_zip(parts)
+    # The local header names an archive, and the central directory names metadata.json.
+    hidden = Part(b"metadata.json", EVIL, {"local_name": b"aaaaa.tar.zst"})
+    parts = [*make_parts()[1:], hidden]
+    yield "an archive that the directory calls metadata.json", make_zip(parts)
+    parts = [*make_parts(), Part(f"pkg-{STEM}.tar.zst".encode(), DECOY, {})]
+    yield "a second payload", make_zip(parts)
+    # A reader that continues after the first zstd frame reads another file.
+    first = tar([file("share/alpha", b"touch evil")])[:1024]
+    second = tar(HONEST)
+    parts = make_parts()
+    parts[1] = parts[1]._replace(content=zstandard.compress(first) + zstandard.compress(second))
+    yield "two frames", make_zip(parts)
+    yield "a comment", make_zip(make_parts(), comment=b"PK\5\6 x")
+    yield "bytes behind", make_zip(make_parts(), tail=b"x")
+    yield "another archive behind", make_zip(make_parts()) + evil
+    yield "another archive before", evil + make_zip(make_parts())
+
+
+def check(name: str, path: Path) -> dict[str, str] | None:
+    """Return the sha256 of each file that our check reads, or None if it refuses the package."""
+    try:
+        package = Package(path)
+        package.require_safe()
+        return {file: sha256_file(package.folder / file) for file in package.payload}
+    except ForgeError as error:
+        assert "\n" not in str(error) and REFUSED.get(name, "") in str(error)
+        return None
+
+
+def install(record: rattler.RepoDataRecord, prefix: Path, cache: Path) -> dict[str, str] | None:
+    """Return the sha256 of each file that rattler installs, or None if it installs nothing."""
+    try:
+        asyncio.run(rattler.install([record], prefix, cache, show_progress=False))
+    except Exception:
+        return None
+    digests = {}
+    for path in prefix.rglob("*"):
+        # rattler writes these files itself.
+        is_own_file = path.name == "CACHEDIR.TAG" or "conda-meta" in path.parts
+        if path.is_file() and not is_own_file:
+            digests[str(path.relative_to(prefix))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
 
 
 def test_what_is_judged_is_what_is_installed(tmp_path: Path) -> None:
     channel = small_channel.make(tmp_path / "www" / "channel", "alpha", "beta")
-    chosen = small_channel.workspace(tmp_path / "home", channel.as_uri())
-    chosen.lock()
-    record = next(r for r in chosen.locked("default") if r.name.normalized == "alpha")
-    outcomes: dict[str, str] = {}
+    workspace = small_channel.workspace(tmp_path / "home", channel.as_uri())
+    workspace.lock()
+    record = next(r for r in workspace.locked("default") if r.name.normalized == "alpha")
+    path = channel / "noarch" / f"{STEM}.conda"
+    outcomes: dict[str, tuple[bool, bool]] = {}
     with served(channel) as url:
-        for number, (name, content) in enumerate(lies()):
-            built = channel / "noarch" / f"{STEM}.conda"
-            built.write_bytes(content)
-            judged = None
-            try:
-                checked = Package(built)
-                checked.require_safe()
-                judged = {n: sha256_file(checked.folder / n) for n in checked.payload}
-            except ForgeError as error:
-                assert "\n" not in str(error) and REFUSED.get(name, "") in str(error)
-            assert judged is None or name not in REFUSED
-            if judged is None and name not in TAKEN:
+        for number, (name, content) in enumerate(make_packages()):
+            path.write_bytes(content)
+            checked = check(name, path)
+            assert checked is None or name not in REFUSED
+            if checked is None and name not in INSTALLED_BY_RATTLER:
                 continue
-            record.url = f"{url}/noarch/{built.name}"
-            record.sha256 = bytes.fromhex(sha256_file(built))
-            prefix = tmp_path / f"prefix-{number}"
-            try:
-                cache = tmp_path / f"cache-{number}"
-                asyncio.run(rattler.install([record], prefix, cache, show_progress=False))
-            except Exception:
-                installed = None
-            else:
-                installed = {
-                    str(f.relative_to(prefix)): hashlib.sha256(f.read_bytes()).hexdigest()
-                    for f in prefix.rglob("*")
-                    if f.is_file() and f.name != "CACHEDIR.TAG" and "conda-meta" not in f.parts
-                }
-            assert judged is None or judged == installed, name
-            outcomes[name] = f"{bool(judged)} {bool(installed)}"
-    assert outcomes["honest"] == "True True"
+            record.url = f"{url}/noarch/{path.name}"
+            record.sha256 = bytes.fromhex(sha256_file(path))
+            installed = install(record, tmp_path / f"prefix-{number}", tmp_path / f"cache-{number}")
+            assert checked is None or checked == installed, name
+            outcomes[name] = (bool(checked), bool(installed))
+    assert outcomes["honest"] == (True, True)
     assert number > 90
-    # the installer takes these, and they are refused
-    assert {outcomes[name] for name in TAKEN} == {"False True"}
+    for name in INSTALLED_BY_RATTLER:
+        assert outcomes[name] == (False, True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A clone from which both products were installed, as README's reader may do before all else."""
+"""Tests that read the whole tree pass after pip has installed both products from a clone."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from support.project import CHECKOUT, copy_checkout
 
 PRODUCTS = ("strix-validate", "strix-emulate")
-# what looks at all files of the tree, or of a part of it
+# Tests that read all files of the tree, or of a part of it.
 TESTS = (
     "test_dependencies.py",
     "test_documented.py",
@@ -25,25 +25,27 @@ TESTS = (
 
 @pytest.fixture
 def clone(tmp_path: Path, host_base: None) -> Path:
-    """A clone in which pip has built both products; the host base has the wheel of setuptools."""
-    root, wheels = tmp_path / "clone", tmp_path / "wheels"
+    """A clone in which pip has built both products. The sources have the wheel of setuptools."""
+    root = tmp_path / "clone"
     copy_checkout(root, packages=False)
     for words in ("init -q", "add -A"):
         subprocess.run(["git", *words.split()], cwd=root, check=True)
+    wheels = tmp_path / "wheels"
     wheels.mkdir()
     for wheel in CHECKOUT.glob("build/sources/*/setuptools-*.whl"):
         shutil.copy(wheel, wheels)
-    words = "install -q --no-index --no-deps --disable-pip-version-check"
-    places = ["--find-links", str(wheels), "--target", str(tmp_path / "site")]
+    options = ["-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
+    options += ["--find-links", str(wheels), "--target", str(tmp_path / "site")]
     products = [f"./packages/{name}" for name in PRODUCTS]
-    command = [sys.executable, "-m", "pip", *words.split(), *places, *products]
+    command = [sys.executable, "-m", "pip", "install", *options, *products]
     subprocess.run(command, cwd=root, check=True)
     return root
 
 
 def test_what_pip_leaves_is_no_part_of_the_tree(clone: Path) -> None:
+    """The tests ignore the folders `build` that pip leaves in the clone."""
     for name in PRODUCTS:
-        assert list((clone / "packages" / name / "build").rglob("*.py")), "pip left nothing"
+        assert list((clone / "packages" / name / "build").rglob("*.py")), "pip left no files"
     tests = [f"tests/unit/{name}" for name in TESTS]
     command = [sys.executable, "src/forge", "test", "-q", "-n0", "-p", "no:cacheprovider", *tests]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""pixi.lock's bindings, which are older than requirements.txt's: some unit tests and a build.
+"""Some unit tests and a build work with the versions of the bindings in pixi.lock.
 
-pyproject.toml says why there are two versions. All other tests run with requirements.txt's.
+These are older than those in requirements.txt, with which all other tests run. pyproject.toml
+explains why there are two versions.
 """
 
 import subprocess
@@ -16,7 +17,7 @@ from support.project import CHECKOUT, MiniProject
 from forge.hostbase.base import LOCK
 from forge.hostbase.lock import read_pins
 
-# Typer, and what it requires of PyPI.
+# The wheels of Typer and of its requirements.
 TYPER = [
     "typer",
     "annotated-doc",
@@ -31,10 +32,10 @@ TYPER = [
     "typing-extensions",
     "typing-inspection",
 ]
-# Unit tests in which the driver calls, in this process, what it takes of the bindings: to render
-# and plan, to index, publish and verify, to read packages, locks and servers, to solve, to offer to
-# the cache. The others reach the bindings through the same functions.
-REACHED = (
+# Unit tests in whose process the driver calls the bindings: to render and plan, to index, publish
+# and verify, to read packages, locks and servers, to solve, and to add to the cache. Other tests
+# call the bindings through the same functions.
+UNIT_TESTS = (
     "test_publish.py",
     "test_local_channel.py",
     "test_locks.py",
@@ -44,32 +45,30 @@ REACHED = (
     "test_plan.py",
     "test_recipes.py",
 )
-# of every recipe alone: does it render on both bases, and in which order are they built
-OF_RECIPES = "not test_recipes or test_renders or test_order"
+# An expression for pytest's option -k. Of test_recipes.py it selects only the tests that render
+# each recipe on both bases, and those of the build order.
+SELECTED = "not test_recipes or test_renders or test_order"
 
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """Of a process that has the bindings of pixi.lock."""
+    """The environment variables of a process that imports the bindings of pixi.lock."""
     if {name: metadata.version(name) for name in bindings.BINDINGS} == bindings.locked():
         pytest.skip("all tests of this run have the bindings of pixi.lock")
     return bindings.in_front(bindings.install())
 
 
 def test_versions(environment: dict[str, str]) -> None:
-    """What the other tests here run with is what pixi.lock names."""
-    code = (
-        "from importlib.metadata import version as v; print(v('py-rattler'), v('py-rattler-build'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=True, text=True, capture_output=True
-    )
-    assert done.stdout.split() == list(bindings.locked().values())
+    """The environment has the versions that pixi.lock names."""
+    code = "from importlib.metadata import version as v; "
+    code += "print(v('py-rattler'), v('py-rattler-build'))"
+    output = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    assert output.split() == list(bindings.locked().values())
 
 
 def test_unit_tests(environment: dict[str, str]) -> None:
     options = ["-q", "-n0", "-p", "no:cacheprovider", "-m", "unit"]
-    options += ["-k", OF_RECIPES, *(f"tests/unit/{name}" for name in REACHED)]
+    options += ["-k", SELECTED, *(f"tests/unit/{name}" for name in UNIT_TESTS)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         cwd=CHECKOUT,
@@ -82,10 +81,13 @@ def test_unit_tests(environment: dict[str, str]) -> None:
 
 
 def test_a_build(environment: dict[str, str], tmp_path: Path) -> None:
-    """On a base of few wheels: rendered, built, tested, indexed, planned again: nothing is left.
-    Then a stack of it, locked, installed and activated."""
+    """Two recipes are built and are then up to date, and a stack of them installs and runs.
+
+    The host base has few wheels.
+    """
     project = MiniProject(tmp_path)
-    (project.root / "build" / "host-base").unlink()  # that of other bindings
+    # The checkout's host base was made with the other versions of the bindings.
+    (project.root / "build" / "host-base").unlink()
     host = project.root / "recipes/bases/host"
     (host / "requirements.in").write_text("typer\n")
     pins = read_pins(host / LOCK)
