@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""tools/night.py with the real driver: five recipes, two stacks, a conda-forge on loopback.
+"""tools/night.py completes a night with the real driver, although it is killed several times.
 
-Stand-ins are the recipes, the validator, and conda-forge, which has one package. It is killed at
-fixed points: before the n-th change or command of the script, or in the middle of a package's
-script, of its test, or of the validator.
+There are five small recipes, one of them a validator, two stacks, and a conda-forge on loopback
+that has one package. The script is killed at fixed points: before one of its own changes and
+commands, or while a build script, a package test or the validator runs.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from support.servers import Revalidating, served
 from forge.bases import CONDA_FORGE
 from forge.files import sha256_file
 
-# the first time the night ends in the middle of this, and that ends this
+# Lines of a script that kill the night when they run for the first time. The script then sleeps
+# until the driver's end stops it.
 KILL = 'if mkdir "{mark}.done" 2>/dev/null; then kill -9 $(cat "{pid}"); exec sleep 600; fi\n'
 INSTALL = 'mkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{name}"\n'
 VALIDATOR = """\
@@ -47,69 +48,95 @@ COST = {"download": 0, "disk": 0.01, "memory": 0.1, "cpu_hours": 6}
 
 
 class Owner:
-    """A clone with a driver, a home folder, a GPU as the kernel lists it, and what is asked for."""
+    """The owner of a machine with the GPU, who starts tools/night.py in a clone.
+
+    Attributes:
+        machine: The simulated machine.
+        requests: The paths that were requested from conda-forge.
+        root: The clone.
+        output: The folder of the night.
+        marks: A folder for the scripts that kill the night.
+        home: The owner's home folder.
+        pid: A file with the process id of the night.
+        project: The clone, as a project.
+    """
 
     def __init__(self, root: Path, conda_forge: str, requests: list[str]) -> None:
-        self.machine, self.requests = Machine(root), requests
+        self.machine = Machine(root)
+        self.requests = requests
         self.root = self.machine.clone
-        self.to, self.marks = self.root / "build/night", root / "marks"
-        self.home, self.pid = root / "home", root / "pid"
+        self.output = self.root / "build/night"
+        self.marks = root / "marks"
+        self.home = root / "home"
+        self.pid = root / "pid"
         self.marks.mkdir()
         self.project = MiniProject(self.root)
-        (self.root / "build/sources").unlink()  # of this clone alone
+        (self.root / "build/sources").unlink()  # so that the clone has sources of its own
         shutil.copy(CHECKOUT / "LICENSE", root)
         driver = CHECKOUT / "src/forge"
         (self.root / "forge").write_text(f'#!/bin/sh\nexec {sys.executable} {driver} "$@"\n')
         (self.root / "forge").chmod(0o755)
         stand_in.write_mirrors(self.home, {CONDA_FORGE: conda_forge})
-        self.recipes(root, conda_forge)
+        self.write_recipes(root, conda_forge)
 
-    def killing(self, name: str) -> Path:
-        """A script that kills the night once."""
+    def write_killer(self, name: str) -> Path:
+        """Write a script that kills the night when it runs for the first time."""
         script = self.marks / name
         script.write_text(KILL.format(mark=script, pid=self.pid))
         return script
 
-    def recipes(self, root: Path, conda_forge: str) -> None:
-        """alpha needs conda-forge, beta alpha; broken fails, and lost needs it."""
+    def write_recipes(self, root: Path, conda_forge: str) -> None:
+        """Write the recipes and the stacks.
+
+        beta requires alpha, which requires a package of conda-forge. lost requires broken, whose
+        build fails.
+        """
         archive = root / "web/alpha-1.0.tar.gz"
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(root / "LICENSE", "alpha/LICENSE")
         source = f"[{{url: {conda_forge}/{archive.name}, sha256: {sha256_file(archive)}}}]"
-        building = f"sh {self.killing('alpha-builds')}\n{INSTALL}"
-        self.add("alpha", ["lib"], script=building, source=source, extra={"cost": COST})
-        self.add("beta", ["alpha"], script=INSTALL, test=f"sh {self.killing('beta-tests')}")
-        self.add("broken", [], script='test -e "$RECIPE_DIR/mended" || exit 1\n' + INSTALL)
-        self.add("lost", ["broken"], script=INSTALL)
-        self.add("strix-validate", [], script=VALIDATOR % self.killing("validates"))
-        for stack, names in {"one": ["alpha", "beta"], "two": ["alpha", "lost"]}.items():
-            self.project.stack(stack, *names, "strix-validate")
+        script = f"sh {self.write_killer('alpha-builds')}\n{INSTALL}"
+        self.add_recipe("alpha", ["lib"], script=script, source=source, extra={"cost": COST})
+        test = f"sh {self.write_killer('beta-tests')}"
+        self.add_recipe("beta", ["alpha"], script=INSTALL, test=test)
+        self.add_recipe("broken", [], script='test -e "$RECIPE_DIR/mended" || exit 1\n' + INSTALL)
+        self.add_recipe("lost", ["broken"], script=INSTALL)
+        self.add_recipe("strix-validate", [], script=VALIDATOR % self.write_killer("validates"))
+        self.project.stack("one", "alpha", "beta", "strix-validate")
+        self.project.stack("two", "alpha", "lost", "strix-validate")
 
-    def add(self, name: str, run: list[str], **more: Any) -> None:
-        folder = self.project.recipe(name, run, **more)
+    def add_recipe(self, name: str, run: list[str], **options: Any) -> None:
+        """Write a recipe whose package has a license file. `options` are MiniProject.recipe's."""
+        folder = self.project.recipe(name, run, **options)
         shutil.copy(CHECKOUT / "LICENSE", folder)
         recipe = folder / "recipe.yaml"
-        licence = "license: BSD-3-Clause\n  license_file: LICENSE"
-        recipe.write_text(recipe.read_text().replace("license: BSD-3-Clause", licence))
+        license_lines = "license: BSD-3-Clause\n  license_file: LICENSE"
+        recipe.write_text(recipe.read_text().replace("license: BSD-3-Clause", license_lines))
 
-    def night(self, killed_before: int = 0, *words: str) -> subprocess.CompletedProcess[str]:
-        script = [str(killed_before), str(self.machine.script), *words]
+    def run_night(self, killed_before: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run tools/night.py, and wait until its driver has ended.
+
+        Args:
+            killed_before: The number of the change or command before which the script is killed,
+                or 0.
+        """
         environment = stand_in.clean_environment(self.home) | {
             "FORGE_ROOT": str(self.root),
             "NIGHT_PID": str(self.pid),
             "PATH": self.project.environment["PATH"],
         }
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, *script],
+            [sys.executable, "-c", KILLED, str(killed_before), str(self.machine.script)],
             env=environment,
             text=True,
             capture_output=True,
             check=False,
         )
-        for lock in (self.root / "build/.lock", self.to / "packages/.lock"):
-            if lock.exists():  # the driver ends with its night, but not at once
-                with lock.open() as held:
-                    fcntl.flock(held, fcntl.LOCK_EX)
+        # The driver ends some time after the script was killed, and then releases its locks.
+        for file in (self.root / "build/.lock", self.output / "packages/.lock"):
+            if file.exists():
+                with file.open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
         return done
 
 
@@ -117,21 +144,24 @@ class Owner:
 def owner(tmp_path: Path) -> Iterator[Owner]:
     requests: list[str] = []
 
-    class Noting(Revalidating):
+    class RecordingHandler(Revalidating):
         def log_request(self, *_: object) -> None:
             requests.append(self.path)
 
     web = tmp_path / "web"
     small_channel.package(web, "lib", "1.0")
-    for version, build in (("3.12.1", "0_cpython"), ("3.13.1", "0_cp313")):  # the base's
+    # The base builds for these Pythons.
+    for version, build in (("3.12.1", "0_cpython"), ("3.13.1", "0_cp313")):
         small_channel.package(web, "python", version, build)
     (web / "linux-64").mkdir()
     asyncio.run(index_fs(web, write_zst=True, write_shards=False))
-    with served(web, Noting) as url:
+    with served(web, RecordingHandler) as url:
         yield Owner(tmp_path, url, requests)
 
 
-# 4 for the first archive, then 7 for each step: its log (2), the command, the archive and its room
+# The number of the change or command before which the script is killed, or 0 if another script
+# kills it. The script makes 4 changes for the first archive. Each step then counts 7: its log (2),
+# the command (1), and the archive with the room for it (4).
 KILLS = {
     "before the first archive": 4,
     "before the build": 15,
@@ -145,40 +175,43 @@ KILLS = {
 
 @needs_time
 def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
-    """It ends with the archive; a package that fails costs what needs it, and no more."""
-    for when, before in KILLS.items():
-        killed = owner.night(before)
-        assert killed.returncode == -signal.SIGKILL, f"{when}: {killed.stdout}{killed.stderr}"
-        if when != "before the first archive":
-            assert "night/README.md" in read_archive(owner.to)
-    done = owner.night()
+    """The night ends with the archive. A failed package costs only the packages that require it."""
+    for point, number in KILLS.items():
+        done = owner.run_night(number)
+        assert done.returncode == -signal.SIGKILL, f"{point}: {done.stdout}{done.stderr}"
+        if point != "before the first archive":
+            assert "night/README.md" in read_archive(owner.output)
+    done = owner.run_night()
     assert done.returncode == 1, done.stdout + done.stderr
-    files = read_archive(owner.to)
+    files = read_archive(owner.output)
     failed = re.findall(r"(?m)^\| (\S+) \| -?[1-9]", files["night/README.md"])
     assert failed == ["commit", "build", "lock-two"], files["night/README.md"]
     assert re.search(r"(?m)^broken +1\.0 .* failed +", files["night/build.log"])
     assert re.search(r"(?m)^lost +1\.0 .* not attempted +", files["night/build.log"])
     assert "exit 1" in files["night/packages/broken.log"]
     assert '"passed": 7' in files["night/evidence/one/record.json"]
-    published = {path.name.split("-1.0")[0] for path in owner.to.glob("channel/*/*.conda")}
+    published = {path.name.split("-1.0")[0] for path in owner.output.glob("channel/*/*.conda")}
     assert published == {"alpha", "beta", "strix-validate"}
-    assert len([*owner.marks.glob("*.done")]) == 3, "not every script was killed"
+    assert len(list(owner.marks.glob("*.done"))) == 3, "a script did not kill the night"
     assert owner.requests.count("/alpha-1.0.tar.gz") == 1, "a source was fetched twice"
 
     (owner.root / "recipes/broken/mended").touch()
-    done = owner.night()
+    done = owner.run_night()
     assert done.returncode == 0, done.stdout + done.stderr
-    files = read_archive(owner.to)
+    files = read_archive(owner.output)
     assert {"night/evidence/one/record.json", "night/evidence/two/record.json"} <= files.keys()
-    assert len([*owner.to.glob("channel/*/*.conda")]) == 5
+    assert len(list(owner.output.glob("channel/*/*.conda"))) == 5
 
 
 def test_a_machine_that_is_too_small(owner: Owner) -> None:
-    """Before anything is spent; unit/test_night.py has a machine without a GPU."""
+    """A machine with too little disk is refused before anything is fetched or built.
+
+    unit/test_night.py has a machine without a GPU.
+    """
     recipe = owner.root / "recipes/alpha/recipe.yaml"
     recipe.write_text(recipe.read_text().replace('"disk": 0.01', '"disk": 9999999'))
-    assert owner.night().returncode == 1
-    files = read_archive(owner.to)
+    assert owner.run_night().returncode == 1
+    files = read_archive(owner.output)
     assert "not started: needs 9999999.0 GiB of disk in " in files["night/build.log"]
     assert files.keys() == {f"night/{name}" for name in ("README.md", "build.log", "commit.log")}
     assert all("/repodata" in path or path.endswith(".zst") for path in owner.requests)

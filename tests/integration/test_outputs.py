@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The outputs of recipes that no test can compile, divided by rattler-build as the recipe says.
+"""rattler-build puts each file of aotriton and pytorch into the package that the recipe states.
 
-What is staged is a list of empty files; the rest is the recipe's own: names, order, `inherit` and
-`files`. `MiniProject.forge` holds what comes out against it.
+No test can compile these recipes, so their scripts are replaced: they make empty files. The names,
+the order, `inherit` and `files` of the outputs are the recipe's own. `MiniProject.forge` compares
+each package with its recipe.
 """
 
 import json
@@ -14,9 +15,9 @@ from rattler_build import Package
 from support.project import MiniProject
 from support.recipe_checks import RECIPES
 
-IMAGES = "lib/aotriton.images/amd-gfx115x/flash/attn_fwd/x.aks2"
+# The files of each package.
 AOTRITON = {
-    "aotriton-images-gfx1151": [IMAGES],
+    "aotriton-images-gfx1151": ["lib/aotriton.images/amd-gfx115x/flash/attn_fwd/x.aks2"],
     "aotriton": ["lib/libaotriton_v2.so.0.12.0"],
     "aotriton-devel": [
         "lib/libaotriton_v2.so",
@@ -45,48 +46,57 @@ PYTORCH = {
 }
 
 
-def touch(files: list[str]) -> list[str]:
-    """Commands that make empty files in the prefix."""
+VARIANT = {"use_keys": ["content_digest"]}
+
+
+def write_touch_script(files: list[str]) -> list[str]:
+    """Return commands that make empty files in the prefix."""
     return [f'mkdir -p "$(dirname "$PREFIX/{f}")" && touch "$PREFIX/{f}"' for f in files]
 
 
-def emptied(recipe: str, held: dict[str, list[str]]) -> dict[str, Any]:
-    """The recipe without sources, requirements and tests; its scripts make the files of `held`."""
+def simplify(recipe: str, files_by_package: dict[str, list[str]]) -> dict[str, Any]:
+    """Return a recipe without sources, requirements and tests, whose scripts make empty files."""
     data = yaml.safe_load((RECIPES / recipe / "recipe.yaml").read_text())
-    inherited, digest = list[str](), {"use_keys": ["content_digest"]}
-    outputs = [output for output in data["outputs"] if "package" in output]
-    for output in outputs:
-        files = held[str(output["package"]["name"]).replace("${{ gpu_arch }}", "gfx1151")]
-        build = output.get("build", {})
-        kept = {key: build[key] for key in ("files", "dynamic_linking") if key in build}
+    inherited_files: list[str] = []
+    outputs = []
+    for output in data["outputs"]:
+        if "staging" in output:
+            staging = {"staging": output["staging"], "build": {}}
+            outputs.append(staging)
+            continue
+        name = str(output["package"]["name"]).replace("${{ gpu_arch }}", "gfx1151")
+        files = files_by_package[name]
+        old_build = output.get("build", {})
+        build = {key: old_build[key] for key in ("files", "dynamic_linking") if key in old_build}
+        build["variant"] = VARIANT
         if "inherit" in output:
-            inherited += files
+            inherited_files += files
         elif files:
-            kept["script"] = touch(files)
-        output["build"] = kept | {"variant": digest}
+            build["script"] = write_touch_script(files)
+        output["build"] = build
         output["about"] = {"license": "MIT"}
         for key in ("source", "requirements", "tests"):
             output.pop(key, None)
-    (staging,) = (output for output in data["outputs"] if "staging" in output)
-    staged = {"staging": staging["staging"], "build": {"script": touch(inherited)}}
-    rest = [staged if output is staging else output for output in data["outputs"]]
-    build = {"number": 0, "variant": digest}
-    kept = {key: data[key] for key in ("schema_version", "context", "recipe")}
-    return kept | {"build": build, "outputs": rest}
+        outputs.append(output)
+    staging["build"] = {"script": write_touch_script(inherited_files)}
+    top_level = {key: data[key] for key in ("schema_version", "context", "recipe")}
+    return top_level | {"build": {"number": 0, "variant": VARIANT}, "outputs": outputs}
 
 
 @pytest.mark.parametrize(
-    ("recipe", "held"), [("aotriton", AOTRITON), ("pytorch", PYTORCH)], ids=["aotriton", "pytorch"]
+    ("recipe", "files_by_package"),
+    [("aotriton", AOTRITON), ("pytorch", PYTORCH)],
+    ids=["aotriton", "pytorch"],
 )
 def test_each_file_is_in_its_package(
-    project: MiniProject, recipe: str, held: dict[str, list[str]]
+    project: MiniProject, recipe: str, files_by_package: dict[str, list[str]]
 ) -> None:
     folder = project.root / "recipes" / f"{recipe}-emptied"
     folder.mkdir()
-    (folder / "recipe.yaml").write_text(json.dumps(emptied(recipe, held)))
+    (folder / "recipe.yaml").write_text(json.dumps(simplify(recipe, files_by_package)))
     project.forge("build-all")
-    found = {}
+    built_files = {}
     for file in project.channel.glob("*/*.conda"):
         package = Package.from_file(str(file))
-        found[package.name] = sorted(map(str, package.files))
-    assert found == {name: sorted(files) for name, files in held.items()}
+        built_files[package.name] = sorted(map(str, package.files))
+    assert built_files == {name: sorted(files) for name, files in files_by_package.items()}

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutants for the readers of both products, of another seed than their packages' own tests take."""
+"""Run both products' tests of damaged data with the seed FORGE_SEED.
+
+The package tests of the products always use the same seed.
+"""
 
 import ast
 import os
@@ -30,7 +33,10 @@ NEEDS = (
 
 @pytest.fixture(scope="module")
 def products(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
-    """An environment of what they and their tests import; they themselves are the checkout's."""
+    """An environment with the requirements of both products and of their tests.
+
+    The products themselves are imported from the checkout.
+    """
     project = MiniProject(tmp_path_factory.mktemp("products"))
     project.recipe("probe")
     project.stack("products", *NEEDS)
@@ -44,27 +50,15 @@ def products(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> MiniP
 def test_mutants_of_a_product(
     name: str, products: MiniProject, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    report, path = tmp_path / "report.xml", ":".join(str(PACKAGES / p / "src") for p in PRODUCTS)
-    words = [
-        "env",
-        f"PYTHONPATH={path}",
-        "python",
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "junit_family=xunit1",
-        f"--junitxml={report}",
-        f"--basetemp={tmp_path}/tests",
-        str(PACKAGES / name / "tests" / "test_damaged.py"),
-    ]
-    done = products.forge("run", "products", "--", *words)
-    found = [
-        ast.literal_eval(p.attrib["value"]) for p in ElementTree.parse(report).iter("property")
-    ]
-    if not found:  # the emulator's tests want a disassembler
+    report = tmp_path / "report.xml"
+    path = ":".join(str(PACKAGES / product / "src") for product in PRODUCTS)
+    command = ["env", f"PYTHONPATH={path}", "python", "-m", "pytest", "-q"]
+    command += ["-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"]
+    command += [f"--basetemp={tmp_path}/tests", str(PACKAGES / name / "tests" / "test_damaged.py")]
+    done = products.forge("run", "products", "--", *command)
+    properties = list(ElementTree.parse(report).iter("property"))
+    if not properties:
+        # Without a disassembler the emulator's tests are skipped.
         pytest.skip(done.stdout.strip()[-500:])
-    for reader in found:
-        record_property("mutants", reader)
+    for entry in properties:
+        record_property("mutants", ast.literal_eval(entry.attrib["value"]))

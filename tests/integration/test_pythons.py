@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The engine builds a staged recipe, as pytorch's is, for two Pythons, one after the other.
+"""The engine builds a recipe with a staging output, such as pytorch's, for each Python in turn.
 
-The Pythons are packages of one file, in a channel of their own.
+The Pythons of these tests are packages of one file.
 """
 
 import json
@@ -44,7 +44,11 @@ about: {license: MIT}
 
 
 def test_each_python_has_its_own_files(tmp_path: Path) -> None:
-    """And neither prefix nor build tree of the first one lies there while the second is built."""
+    """The packages of each Python have the files of that Python only.
+
+    While the second Python's packages are built, the prefix and the build tree of the first one no
+    longer exist.
+    """
     channel = Source(tmp_path / "channel")
     for version in ("3.12", "3.13"):
         channel.make("python", version, file="share/python")
@@ -64,37 +68,41 @@ def test_each_python_has_its_own_files(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(DRIVER), "RATTLER_CACHE_DIR": f"{tmp_path}/cache"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    packages = map(Package.from_file, map(str, output.glob("*/*.conda")))
+    packages = [Package.from_file(str(path)) for path in output.glob("*/*.conda")]
     files = {(package.name, package.build_string): package.files for package in packages}
     assert files == {
-        (name, f"py{number}_0"): [f"share/{version}/file"]
-        for name in ("lib", "top")
-        for number, version in (("312", "3.12"), ("313", "3.13"))
+        ("lib", "py312_0"): ["share/3.12/file"],
+        ("lib", "py313_0"): ["share/3.13/file"],
+        ("top", "py312_0"): ["share/3.12/file"],
+        ("top", "py313_0"): ["share/3.13/file"],
     }
-    assert [*output.glob("bld/*/work/conda_build.log")], "the driver reads it"
-    assert not [*output.rglob("object.o"), *output.glob("bld/*/host_env*")]
+    assert list(output.glob("bld/*/work/conda_build.log")), "the driver reads this log"
+    assert list(output.rglob("object.o")) == []
+    assert list(output.glob("bld/*/host_env*")) == []
 
 
 def test_what_is_built_for_each_python_is_what_was_planned(tmp_path: Path) -> None:
-    """Every recipe of ours: rendered for one Python after the other it has the same outputs."""
+    """Each of our recipes has the same outputs for one Python after another as for all at once."""
     ctx = Context(base_name=BaseName.CONDA_FORGE, root=CHECKOUT)
     steps = ctx.recipes.plan(LocalChannel(tmp_path / "channel", ctx.project.recipes))
-    several = {step.recipe.name: step for step in steps if len(step.pythons()) > 1}
-    assert {"pytorch", "vllm", "torchvision"} <= several.keys() and "flash-attn" not in several
-    for step in several.values():
+    steps_by_name = {step.recipe.name: step for step in steps if len(step.pythons()) > 1}
+    assert {"pytorch", "vllm", "torchvision"} <= steps_by_name.keys()
+    assert "flash-attn" not in steps_by_name
+    for step in steps_by_name.values():
         planned = {output.dist.rpartition("/")[2] for output in step.outputs}
         built = set()
         for python in step.pythons():
             base = replace(ctx.base, overrides=ctx.base.overrides | {"python": [python]})
-            for rendered in render(step.recipe.path, base, step.digest_value):
-                package, build = rendered["recipe"]["package"], rendered["recipe"]["build"]
-                built.add(f"{package['name']}-{package['version']}-{build['string']}")
+            for output in render(step.recipe.path, base, step.digest_value):
+                package = output["recipe"]["package"]
+                build_string = output["recipe"]["build"]["string"]
+                built.add(f"{package['name']}-{package['version']}-{build_string}")
         assert built == planned
 
 
 def test_an_output_for_several_pythons_is_built_once() -> None:
-    rendered = [
-        {"build_configuration": {"variant": variant}} for variant in ({"python": "3.12"}, {})
-    ]
-    assert Step(None, {}, rendered=rendered[:1] * 2).pythons() == ["3.12"]
-    assert Step(None, {}, rendered=rendered).pythons() == []
+    """A recipe with an output that is for no particular Python is not built for each Python."""
+    for_python = {"build_configuration": {"variant": {"python": "3.12"}}}
+    for_all = {"build_configuration": {"variant": {}}}
+    assert Step(None, {}, rendered=[for_python, for_python]).pythons() == ["3.12"]
+    assert Step(None, {}, rendered=[for_python, for_all]).pythons() == []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A second attempt at a build, in another folder, takes its objects from ccache.
 
-torch's HIP objects: with clang and ccache of this machine and the recipe's own options.sh; the file
-needs no ROCm. AOTriton's library: by its build_library.sh, with a CMake project of one file, which
-like upstream's has pip install a list.
+For torch's HIP objects, this machine's clang compiles a file that needs no ROCm, with the options
+of the recipe's options.sh. For AOTriton's library, the recipe's build_library.sh builds a CMake
+project of one file. Like upstream's project, it lets pip install a list of requirements.
 """
 
 import os
@@ -46,26 +46,42 @@ execute_process(COMMAND "$ENV{PYTHON}" -m pip install --target x -r requirements
 CLANGS = [*(f"clang++-{n}" for n in range(23, 16, -1)), "clang++"]
 
 
-def clang() -> str:
-    """The first clang++ on PATH, from 17 (--gcc-install-dir) on, that finds lld and its bundler."""
+def find_clang() -> str:
+    """Return the first clang++ on PATH that can compile HIP, or an empty string.
+
+    It must be 17 or newer, which has --gcc-install-dir, and find lld and clang-offload-bundler.
+    """
     for path in filter(None, map(shutil.which, CLANGS)):
-        version = ask(path, "--version").partition("clang version ")[2].partition(".")[0]
-        tools = (ask(path, f"-print-prog-name={tool}") for tool in ("lld", "clang-offload-bundler"))
-        if int(version) >= 17 and all(map(shutil.which, tools)):
+        version = run_compiler(path, "--version").partition("clang version ")[2].partition(".")[0]
+        lld = run_compiler(path, "-print-prog-name=lld")
+        bundler = run_compiler(path, "-print-prog-name=clang-offload-bundler")
+        if int(version) >= 17 and shutil.which(lld) and shutil.which(bundler):
             return path
     return ""
 
 
-def ask(program: str, question: str) -> str:
-    done = subprocess.run([program, question], capture_output=True, text=True, check=True)
+def run_compiler(program: str, option: str) -> str:
+    done = subprocess.run([program, option], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
-def attempt(
+def compile_torch(
     folder: Path, compiler: str, cache: Path, scale: int, version: str = "22.1"
 ) -> tuple[bytes, int]:
-    """Compile in a new folder; returns the object and the number of hits so far."""
-    work, prefix = folder / "work", folder / "host_env"
+    """Compile a HIP file in a new folder.
+
+    Args:
+        folder: The folder.
+        compiler: The path of clang++.
+        cache: The folder of ccache's cache.
+        scale: A number in a header, which changes the object.
+        version: The version that the SDK's clang++ prints.
+
+    Returns:
+        The object, and the number of cache hits so far.
+    """
+    work = folder / "work"
+    prefix = folder / "host_env"
     for path in (work / "include", prefix / "include", prefix / "opt/rocm/lib/llvm/amdgcn/bitcode"):
         path.mkdir(parents=True)
     hip_clang(prefix, version)
@@ -91,37 +107,44 @@ def attempt(
         "FORGE_CACHE": str(cache),
     }
     subprocess.run(["bash", "-c", COMPILE], cwd=work, env=environment, check=True)
-    return (work / "scale.o").read_bytes(), hits_in(cache)
+    return (work / "scale.o").read_bytes(), count_hits(cache)
 
 
-def hits_in(cache: Path) -> int:
+def count_hits(cache: Path) -> int:
     environment = os.environ | {"CCACHE_DIR": str(cache / "ccache")}
-    printed = subprocess.run(
-        ["ccache", "--print-stats"], env=environment, capture_output=True, text=True, check=True
-    )
-    counts = dict(line.split("\t") for line in printed.stdout.splitlines())
+    output = subprocess.check_output(["ccache", "--print-stats"], env=environment, text=True)
+    counts = dict(line.split("\t") for line in output.splitlines())
     return int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])
 
 
 def test_second_attempt_hits(tmp_path: Path) -> None:
-    """And a changed header is no hit, though depend mode runs no preprocessor; nor is another
-    compiler whose clang++, a driver without its libraries, has the same bytes."""
-    compiler = clang()
+    """The same source in another folder is a cache hit.
+
+    A changed header causes a miss, although ccache runs no preprocessor in depend mode. So does
+    another version of the compiler, although its clang++ may have the same bytes: that program is
+    only a driver, and does not contain the compiler's libraries.
+    """
+    compiler = find_clang()
     if not compiler or not shutil.which("ccache"):
         pytest.skip("no ccache, or no clang++ (17 or newer) with lld and clang-offload-bundler")
-    first, hits = attempt(tmp_path / "bld_1", compiler, tmp_path / "cache", 2)
+    cache = tmp_path / "cache"
+    first, hits = compile_torch(tmp_path / "bld_1", compiler, cache, 2)
     assert hits == 0
-    again, hits = attempt(tmp_path / "bld_22", compiler, tmp_path / "cache", 2)
-    assert hits == 1 and again == first
-    other, hits = attempt(tmp_path / "bld_3", compiler, tmp_path / "cache", 3)
-    assert hits == 1 and other != first
-    _, hits = attempt(tmp_path / "bld_4", compiler, tmp_path / "cache", 2, "22.2")
+    second, hits = compile_torch(tmp_path / "bld_22", compiler, cache, 2)
+    assert hits == 1 and second == first
+    changed, hits = compile_torch(tmp_path / "bld_3", compiler, cache, 3)
+    assert hits == 1 and changed != first
+    _, hits = compile_torch(tmp_path / "bld_4", compiler, cache, 2, "22.2")
     assert hits == 1
 
 
-def aotriton_attempt(folder: Path, cache: Path, **more: str) -> None:
-    """build_library.sh in a new folder, as far as its check of the real objects."""
-    work, prefix = folder / "work", folder / "host_env"
+def build_aotriton(folder: Path, cache: Path, **variables: str) -> None:
+    """Run build_library.sh in a new folder. It ends at its check, because the objects are not real.
+
+    `variables` are added to the script's environment.
+    """
+    work = folder / "work"
+    prefix = folder / "host_env"
     (prefix / "include").mkdir(parents=True)
     shutil.copytree(RECIPES / "checks", work / "checks")
     (work / "CMakeLists.txt").write_text(LIBRARY)
@@ -142,53 +165,62 @@ def aotriton_attempt(folder: Path, cache: Path, **more: str) -> None:
         "LDFLAGS": "-Wl,--gc-sections",
         "PYTHON": sys.executable,
     }
-    environment |= more
     done = subprocess.run(
         ["bash", RECIPES / "aotriton" / "build_library.sh"],
         cwd=work,
-        env=environment,
+        env=environment | variables,
         capture_output=True,
         text=True,
         check=False,
     )
     assert "Installing: " in done.stdout, done.stdout + done.stderr
-    # the last word counts: newer linkers would take the version string for garbage
-    linked = (work / "build" / "CMakeCache.txt").read_text()
-    assert "LINKER_FLAGS:STRING=-Wl,--gc-sections -Wl,--no-gc-sections\n" in linked
+    # Newer linkers would remove the version string as unused. The last flag counts.
+    cmake_cache = (work / "build" / "CMakeCache.txt").read_text()
+    assert "LINKER_FLAGS:STRING=-Wl,--gc-sections -Wl,--no-gc-sections\n" in cmake_cache
 
 
 def test_second_attempt_of_aotriton_hits(tmp_path: Path) -> None:
     if not all(map(shutil.which, ("ccache", "cmake", "ninja", "g++"))):
         pytest.skip("no ccache, cmake, ninja or g++")
-    aotriton_attempt(tmp_path / "bld_1", tmp_path / "cache")
-    assert hits_in(tmp_path / "cache") == 0
-    aotriton_attempt(tmp_path / "bld_22", tmp_path / "cache")
-    assert hits_in(tmp_path / "cache") == 1
+    build_aotriton(tmp_path / "bld_1", tmp_path / "cache")
+    assert count_hits(tmp_path / "cache") == 0
+    build_aotriton(tmp_path / "bld_22", tmp_path / "cache")
+    assert count_hits(tmp_path / "cache") == 1
 
 
 def test_aotriton_installs_nothing_of_an_index(tmp_path: Path) -> None:
-    """Whatever names one: rattler-build's own PIP_NO_INDEX is not what protects the build."""
+    """pip requests no package from an index, wherever the index is configured.
+
+    The build does not rely on PIP_NO_INDEX, which rattler-build sets.
+    """
     if not all(map(shutil.which, ("cmake", "ninja", "g++"))):
         pytest.skip("no cmake, ninja or g++")
-    ccache = tmp_path / "bin/ccache"  # in the place of one that this machine may lack
+    # This machine may lack ccache.
+    ccache = tmp_path / "bin/ccache"
     ccache.parent.mkdir()
     ccache.write_text('#!/bin/sh\nexec "$@"\n')
     ccache.chmod(0o755)
     requests = []
 
-    class Noting(QuietHandler):
+    class RecordingHandler(QuietHandler):
         def log_request(self, *_: object) -> None:
             requests.append(self.path)
 
-    folder, web = tmp_path / "bld", tmp_path / "web"
+    folder = tmp_path / "bld"
+    web = tmp_path / "web"
     web.mkdir()
-    with served(web, Noting) as index:
+    with served(web, RecordingHandler) as index:
         config = folder / ".config/pip/pip.conf"
         config.parent.mkdir(parents=True)
         config.write_text(f"[global]\nindex-url = {index}/config\nfind-links = {index}/links\n")
-        names = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
-        more = {"PATH": f"{ccache.parent}:{os.environ['PATH']}"} | dict.fromkeys(names, index)
-        aotriton_attempt(folder, tmp_path / "cache", **more)
+        build_aotriton(
+            folder,
+            tmp_path / "cache",
+            PATH=f"{ccache.parent}:{os.environ['PATH']}",
+            PIP_INDEX_URL=index,
+            PIP_EXTRA_INDEX_URL=index,
+            PIP_FIND_LINKS=index,
+        )
     log = (folder / "work/pip.log").read_text()
     assert "No matching distribution found for some-package" in log
     assert not requests

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Commands whose process group is killed at drawn moments, and what `forge clean` makes of it.
+"""Commands complete after a kill at a random moment and `forge clean`, and leave nothing behind.
 
-Also builds whose time is up then (`--stop-after`): "stop".
+A kill ends the process group of a command. For the command "stop", a build, the time of
+`--stop-after` is up instead.
 
-A moment is the N-th call that changes a file, counted over the driver, rattler-build, its scripts
-and pixi together; N is drawn by FORGE_SEED, between the first and the last of an unkilled run.
+A moment is the number N of a system call that changes a file. The calls of the driver, of
+rattler-build, of its scripts and of pixi are counted together. N is drawn with the seed FORGE_SEED,
+from 1 to the number of calls of a run that is not killed.
 """
 
+import itertools
+import math
 import os
 import random
 import re
@@ -15,7 +19,7 @@ import signal
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -30,14 +34,18 @@ from support.world import World
 from forge.channel.publish import PublishedChannel
 from forge.cli.time_box import NOT_FINISHED
 
-# FORGE_KILLS=60 draws sixty in all, of each command with pixi and without
-CASES = [(name, how) for name in ("build", "publish", "install", "lock") for how in ("", "pixi")]
-CASES.append(("stop", ""))
+# Commands, each with "pixi" if it runs with pixi. FORGE_KILLS=60 draws sixty kills, distributed
+# over all cases. Otherwise some cases are killed once.
 KILLS = os.environ.get("FORGE_KILLS", "")
-CASES = CASES if KILLS.isdecimal() else [CASES[n] for n in (0, 2, 5, 7, 8)]
-EACH = -(-int(KILLS) // len(CASES)) if KILLS.isdecimal() else 1
-NEVER = 1 << 30  # the number of a call that does not come
-PLACES = ("build", "cache", "channel", "home", "public", "stacks", "tmp")
+if KILLS.isdecimal():
+    commands = ("build", "publish", "install", "lock")
+    CASES = [*itertools.product(commands, ("", "pixi")), ("stop", "")]
+    KILLS_PER_CASE = math.ceil(int(KILLS) / len(CASES))
+else:
+    CASES = [("build", ""), ("publish", ""), ("install", "pixi"), ("lock", "pixi"), ("stop", "")]
+    KILLS_PER_CASE = 1
+NEVER = 1 << 30  # the number of a call that no command reaches
+FOLDERS = ("build", "cache", "channel", "home", "public", "stacks", "tmp")
 
 STAGES = """\
 source checks/stages.sh
@@ -49,125 +57,171 @@ end_stages
 """
 
 
-def listing(root: Path) -> set[str]:
-    """What is there; links are not followed.
+def list_paths(root: Path) -> set[str]:
+    """Return the paths of all files and folders. Links are not followed.
 
-    The record in a shard has the time of its publish, and a shard is named by its content.
+    A shard of an index is named by its content, which has the time of the publish. So the names of
+    shards are replaced.
     """
-    found = set()
-    for name in PLACES:
-        for place, folders, files in os.walk(root / name):
-            found |= {os.path.relpath(f"{place}/{n}", root) for n in [*folders, *files]}
-    return {re.sub("/shards/[0-9a-f]+", "/shards/X", name) for name in found}
+    paths = set()
+    for name in FOLDERS:
+        for folder, folders, files in os.walk(root / name):
+            paths |= {os.path.relpath(f"{folder}/{n}", root) for n in [*folders, *files]}
+    return {re.sub("/shards/[0-9a-f]+", "/shards/X", path) for path in paths}
 
 
-def contents(root: Path, *patterns: str) -> dict[str, bytes]:
-    files = (f for pattern in patterns for f in root.glob(pattern) if f.is_file())
-    return {str(file.relative_to(root)): file.read_bytes() for file in files}
+def read_files(root: Path, *patterns: str) -> dict[str, bytes]:
+    contents = {}
+    for pattern in patterns:
+        for file in root.glob(pattern):
+            if file.is_file():
+                contents[str(file.relative_to(root))] = file.read_bytes()
+    return contents
+
+
+@dataclass
+class State:
+    """The state of a world before or after a command.
+
+    Attributes:
+        paths: The paths of all files and folders.
+        lock: The content of the lock.
+        prefix: The contents of the files of the environment.
+    """
+
+    paths: set[str]
+    lock: dict[str, bytes]
+    prefix: dict[str, bytes]
+
+    @classmethod
+    def read(cls, root: Path) -> "State":
+        lock = read_files(root, "build/stacks/app/pixi.lock")
+        prefix = read_files(root, "build/stacks/app/.pixi/envs/default/*")
+        return cls(list_paths(root), lock, prefix)
 
 
 @dataclass
 class Case:
-    """A command with what there was before it, and after one that nobody killed."""
+    """A command, and what it does when it is not killed.
+
+    Attributes:
+        world: The world that the command works on.
+        command: The command.
+        variables: Environment variables of the command.
+        template: A copy of the world before the command.
+        counts: A file to which faults.c writes the number of calls.
+        before: The world before the command.
+        after: The world after the command and `forge clean`.
+        num_calls: The number of calls of the command that change a file.
+    """
 
     world: World
     command: str
-    own: dict[str, str]
+    variables: dict[str, str]
     template: Path
     counts: Path
+    before: State = field(init=False)
+    after: State = field(init=False)
+    num_calls: int = field(init=False)
 
-    def run(self, command: str, call: int = 0) -> Ended:
-        """Run a command; kill its process group at a call."""
-        number = -signal.SIGALRM if self.command == "stop" and call != NEVER else KILL
-        fault = f"any:{call}:{number}:{self.world.root}" if call else ""
-        self.counts.write_bytes(bytes(8))
-        return self.world.run(
-            command, fault, FAULT=fault, FAULT_COUNT=str(self.counts) if call else "", **self.own
-        )
-
-    def unkilled(self) -> None:
-        """Have the listings before and after, and the number of calls between them."""
+    def __post_init__(self) -> None:
         reset(self.template, self.world.root)
-        self.before = listing(self.world.root)
-        self.held = self.contents()
+        self.before = State.read(self.world.root)
         done = self.run(self.command, NEVER)
         assert done.code == 0, done.output
-        self.calls = struct.unpack("ii", self.counts.read_bytes())[0]
+        self.num_calls = struct.unpack("ii", self.counts.read_bytes())[0]
         done = self.run("clean")
         assert done.code == 0 and "removed" not in done.output, done.output
-        self.after, self.made = listing(self.world.root), self.contents()
+        self.after = State.read(self.world.root)
 
-    def contents(self) -> list[dict[str, bytes]]:
-        """The lock, and the files of the environment: each must be the old or the new."""
-        root, prefix = self.world.root, "build/stacks/app/.pixi/envs/default"
-        return [contents(root, "build/stacks/app/pixi.lock"), contents(root, f"{prefix}/*")]
+    def run(self, command: str, call: int = 0) -> Ended:
+        """Run a command. If `call` is not 0, end its process group at the call of that number."""
+        self.counts.write_bytes(bytes(8))
+        if not call:
+            return self.world.run(command, FAULT="", FAULT_COUNT="", **self.variables)
+        is_alarm = self.command == "stop" and call != NEVER
+        fault = f"any:{call}:{-signal.SIGALRM if is_alarm else KILL}:{self.world.root}"
+        count = str(self.counts)
+        return self.world.run(command, fault, FAULT=fault, FAULT_COUNT=count, **self.variables)
 
     def kill(self, call: int) -> None:
-        """Kill the command at a call, look at what is left, and have the same command end."""
+        """Kill the command at a call, check the world, and require that a second run completes."""
         root = self.world.root
         reset(self.template, root)
         done = self.run(self.command, call)
-        # outside of the time box SIGALRM ends the process, as SIGKILL does
-        ends = {"stop": (NOT_FINISHED, -signal.SIGALRM)}.get(self.command, (-signal.SIGKILL,))
-        assert done.code in ends and "Traceback" not in done.output, done
+        if self.command == "stop":
+            # Before and after the time box, SIGALRM ends the process.
+            expected_codes = (NOT_FINISHED, -signal.SIGALRM)
+        else:
+            expected_codes = (-signal.SIGKILL,)
+        assert done.code in expected_codes and "Traceback" not in done.output, done
         if done.code == NOT_FINISHED:
             assert processes_in(root / "build") == []
         wait_for_engines(root)
-        first = self.run("clean")
-        assert first.code == 0 and "Traceback" not in first.output, first.output
-        now = listing(root)
-        # built and not yet tested, or stopped
-        progress = {f for f in now if f.startswith("build/staging/")}
-        kept = root.glob("build/staging/*/*")
-        if not any(f.name.startswith("whole-") or f.name == "stopped.json" for f in kept):
-            progress = set()
-        assert now - self.before - self.after - progress == set(), "left behind"
-        lost = (self.before & self.after) - now
-        assert all("/.pixi/envs/" in name for name in lost), "lost"
-        packages = ("channel/*/*.conda", "public/*/*.conda")
-        whole = contents(self.template, *packages)
-        assert contents(root, *packages).items() >= whole.items()
-        lock, prefix = self.contents()
-        assert lock in (self.held[0], self.made[0])
-        assert prefix in ({}, self.held[1], self.made[1])
-        if (root / "public").exists():
-            view((root / "public").as_uri())
+        done = self.run("clean")
+        assert done.code == 0 and "Traceback" not in done.output, done.output
+        self.require_safe()
         done = self.run(self.command)
         assert done.code == 0, done.output
         assert self.run("clean").output == ""
-        assert listing(root) == self.after and self.contents() == self.made
+        assert State.read(root) == self.after
+
+    def require_safe(self) -> None:
+        """Require that nothing was lost or left behind, after a kill and `forge clean`."""
+        root = self.world.root
+        now = State.read(root)
+        unknown = now.paths - self.before.paths - self.after.paths
+        # A package that is built and not yet tested stays, and so does a build that was stopped.
+        for path in root.glob("build/staging/*/*"):
+            if path.name.startswith("whole-") or path.name == "stopped.json":
+                unknown = {name for name in unknown if not name.startswith("build/staging/")}
+        assert unknown == set(), "the killed command left these paths behind"
+        missing = (self.before.paths & self.after.paths) - now.paths
+        assert all("/.pixi/envs/" in name for name in missing), "the killed command lost files"
+        patterns = ("channel/*/*.conda", "public/*/*.conda")
+        packages = read_files(self.template, *patterns)
+        assert read_files(root, *patterns).items() >= packages.items()
+        assert now.lock in (self.before.lock, self.after.lock)
+        assert now.prefix in ({}, self.before.prefix, self.after.prefix)
+        if (root / "public").exists():
+            view((root / "public").as_uri())
+
+
+def is_engine(process: Path, root: Path) -> bool:
+    """Whether a folder of /proc is that of an engine that builds in `root`."""
+    try:
+        command = (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"forge.building.engine" in command and bytes(root) in command
 
 
 def wait_for_engines(root: Path) -> None:
-    """The kernel kills a driver's engine after the driver, and not at once."""
-
-    def lives(entry: Path) -> bool:
-        try:
-            words = (entry / "cmdline").read_bytes()
-            return b"forge.building.engine" in words and bytes(root) in words
-        except OSError:
-            return False
-
-    while any(map(lives, Path("/proc").glob("[0-9]*"))):
+    """Wait until no engine runs. The kernel kills a driver's engine some time after the driver."""
+    while any(is_engine(process, root) for process in Path("/proc").glob("[0-9]*")):
         time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, host_base: None) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("kills"))
-    with made.forks:
-        yield made
+    world = World(tmp_path_factory.mktemp("kills"))
+    with world.forks:
+        yield world
 
 
-def build_template(world: World, in_stages: bool) -> dict[str, str]:
-    """A project in which alpha is built, and beta is not, which is built with it, or in stages."""
+def prepare_build(world: World, in_stages: bool) -> dict[str, str]:
+    """Make a project in which alpha is built and beta, which requires alpha, is not.
+
+    Returns:
+        Environment variables for the command.
+    """
     shutil.rmtree(world.root)
     project = MiniProject(world.root)
     for name in ("home", "tmp"):
         (world.root / name).mkdir()
     project.recipe("alpha")
-    own = {"FORGE_BASE": "host"}
-    done = world.forks("build-all", **own)
+    variables = {"FORGE_BASE": "host"}
+    done = world.forks("build-all", **variables)
     assert done.code == 0, done.output
     if in_stages:
         source = f"[{{path: {RECIPES / 'checks'}, target_directory: checks}}]"
@@ -175,23 +229,26 @@ def build_template(world: World, in_stages: bool) -> dict[str, str]:
         recipe = project.recipe("beta", test=test, source=source, script=STAGES) / "recipe.yaml"
     else:
         recipe = project.recipe("beta") / "recipe.yaml"
-    needs = "requirements:\n  host: [alpha]\n"
-    recipe.write_text(recipe.read_text().replace("requirements:\n", needs))
-    return own
+    requirements = "requirements:\n  host: [alpha]\n"
+    recipe.write_text(recipe.read_text().replace("requirements:\n", requirements))
+    return variables
 
 
-def stack_template(world: World, command: str, own: dict[str, str]) -> None:
-    """A stack that is locked and installed, and a newer package; `lock`ed where that comes next."""
+def prepare_stack(world: World, command: str, variables: dict[str, str]) -> None:
+    """Make an installed stack, and publish a newer package.
+
+    For the command `install`, the newer package is already locked.
+    """
     reset(world.template, world.root)
     if command == "publish":
         return
-    for word in ("lock", "install"):
-        assert world.run(word, **own).code == 0
+    for earlier_command in ("lock", "install"):
+        assert world.run(earlier_command, **variables).code == 0
     source = Source(world.root / "channel")
     source.make("beta", "2.0")
     PublishedChannel(world.public).publish(source)
     if command == "install":
-        assert world.run("lock", **own).code == 0
+        assert world.run("lock", **variables).code == 0
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -201,25 +258,23 @@ def case(
     command, with_pixi = request.param
     if with_pixi:
         pixi.require("pixi")
-    own = {"FORGE_NO_PIXI": "1"}
+    variables = {"FORGE_NO_PIXI": "1"}
     if with_pixi:
-        own = {"FORGE_NO_PIXI": "", "PIXI_CACHE_DIR": f"{world.root}/cache"}
+        variables = {"FORGE_NO_PIXI": "", "PIXI_CACHE_DIR": f"{world.root}/cache"}
     if command in ("build", "stop"):
-        own |= build_template(world, in_stages=command == "stop")
+        variables |= prepare_build(world, in_stages=command == "stop")
     else:
-        own["FORGE_BASE"] = "conda-forge"
-        stack_template(world, command, own)
+        variables["FORGE_BASE"] = "conda-forge"
+        prepare_stack(world, command, variables)
     folder = tmp_path_factory.mktemp("case")
     shutil.copytree(world.root, folder / "template", symlinks=True)
-    made = Case(world, command, own, folder / "template", folder / "counts")
-    made.unkilled()
-    return made
+    return Case(world, command, variables, folder / "template", folder / "counts")
 
 
-@pytest.mark.parametrize("number", range(EACH))
-def test_a_drawn_kill(case: Case, number: int, tmp_path: Path) -> None:
-    """FORGE_KILLS=60 draws sixty; FORGE_SEED=N draws others."""
-    drawn = random.Random(f"{SEED} {case.command} {case.own['FORGE_NO_PIXI']} {number}")
-    call = drawn.randint(1, case.calls)
-    print(f"{case.command} killed at call {call} of {case.calls}")
+@pytest.mark.parametrize("number", range(KILLS_PER_CASE))
+def test_a_drawn_kill(case: Case, number: int) -> None:
+    """FORGE_KILLS=N draws N kills; FORGE_SEED=N draws other ones."""
+    rng = random.Random(f"{SEED} {case.command} {case.variables['FORGE_NO_PIXI']} {number}")
+    call = rng.randint(1, case.num_calls)
+    print(f"{case.command} killed at call {call} of {case.num_calls}")
     case.kill(call)
