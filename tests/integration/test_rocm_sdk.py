@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rocm-sdk recipe on a small tree of the same shape: what is staged, dropped and refused."""
+"""The rocm-sdk recipe stages, drops and refuses files of a small tree that is laid out as AMD's."""
 
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ pytest.importorskip("elftools", reason="the package checks read ELF files with p
 RECIPE = RECIPES / "rocm-sdk"
 tree = load("rocm-sdk", "tree")
 
+# The files that no package gets.
 DROPPED = {
     "bin/rocgdb",
     "bin/rocgdb-py3.12",
@@ -50,36 +52,44 @@ DROPPED = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small tree, which no test changes."""
     return sdk_tree.make(tmp_path_factory.mktemp("made") / "therock")
 
 
 @pytest.fixture
-def source(made: Path, tmp_path: Path) -> Path:
-    subprocess.run(["cp", "-a", made, tmp_path], check=True)
-    return tmp_path / made.name
+def source(sdk: Path, tmp_path: Path) -> Path:
+    """A copy of the small tree, for one test."""
+    subprocess.run(["cp", "-a", sdk, tmp_path], check=True)
+    return tmp_path / sdk.name
 
 
-def stage(source: Path, tmp_path: Path, commit: str = sdk_tree.COMMIT) -> Path:
-    staged = tmp_path / "prefix" / tree.ROOT
-    staged.parent.mkdir(parents=True)
-    source.rename(staged)
-    tree.stage(tmp_path / "prefix", commit)
-    return staged
+def stage(source: Path, tmp_path: Path) -> Path:
+    """Move a tree into a prefix, stage it, and return its folder."""
+    folder = tmp_path / "prefix" / tree.ROOT
+    folder.parent.mkdir(parents=True)
+    source.rename(folder)
+    tree.stage(tmp_path / "prefix", sdk_tree.COMMIT)
+    return folder
 
 
 def test_stage(source: Path, tmp_path: Path) -> None:
-    before = {n: sha256_file(p) for n, p in tree.list_files(source).items() if p.is_file()}
-    links = {n: p.readlink() for n, p in tree.list_files(source).items() if p.is_symlink()}
-    staged = tree.list_files(stage(source, tmp_path))
-    gone = set(before) - set(staged)
-    assert gone == DROPPED
-    changed = {n for n in set(before) & set(staged) if sha256_file(staged[n]) != before[n]}
+    digests = {}
+    links = {}
+    for name, path in tree.files_below(source).items():
+        if path.is_file():
+            digests[name] = sha256_file(path)
+        if path.is_symlink():
+            links[name] = path.readlink()
+    staged = tree.files_below(stage(source, tmp_path))
+    assert digests.keys() - staged.keys() == DROPPED
+    kept = digests.keys() & staged.keys()
+    changed = {name for name in kept if sha256_file(staged[name]) != digests[name]}
     assert changed == {"lib/cmake/rocm_smi/rocm_smiTargets.cmake"}
     text = staged[changed.pop()].read_text()
     include = "${CMAKE_CURRENT_LIST_DIR}/../../../lib/rocm_sysdeps/include"
     assert text == f'set(DIRS "{include}/libdrm;{include}")\n'
-    assert set(staged) - set(before) - set(links) == {*tree.RUNTIME_LINKS, tree.SUMS}
+    assert staged.keys() - digests.keys() - links.keys() == {*tree.RUNTIME_LINKS, tree.SUMS}
     for name, target in links.items():
         if name not in DROPPED:
             assert staged[name].readlink() == target
@@ -88,13 +98,13 @@ def test_stage(source: Path, tmp_path: Path) -> None:
         library.parent.mkdir(exist_ok=True)
         library.touch()
         assert staged[name].resolve() == library.resolve()
-    sums = (staged[tree.SUMS]).read_text().splitlines()
-    files = {n for n, p in staged.items() if not p.is_symlink()} - {tree.SUMS}
-    assert {line.split("  ", 1)[1] for line in sums} == files
+    sums = staged[tree.SUMS].read_text().splitlines()
+    files = {name for name, path in staged.items() if not path.is_symlink()}
+    assert {line.split("  ", 1)[1] for line in sums} == files - {tree.SUMS}
 
 
 def test_what_is_a_warning(source: Path, tmp_path: Path) -> None:
-    """A profiler of devel needs what nobody has, MIOpen has no database: no reason to stop."""
+    """Two faults are only warnings: a profiler's missing library, and a MIOpen without find-db."""
     shutil.rmtree(source / "share/miopen")
     (tmp_path / "prefix/opt").mkdir(parents=True)
     source.rename(tmp_path / "prefix" / tree.ROOT)
@@ -106,85 +116,114 @@ def test_what_is_a_warning(source: Path, tmp_path: Path) -> None:
 
 
 def test_all_faults_are_named_at_once(source: Path, tmp_path: Path) -> None:
-    """Each costs the download of 1.8 GB and a start otherwise."""
+    """One run names all faults: each run downloads 1.8 GB."""
     (source / "include/amd_smi/amdsmi.h").unlink()
     (source / "lib/cmake/hip/hip-config.cmake").write_text('set(A "/home/runner/x")\n')
     sdk_tree.library(source / "lib/libamd_comgr.so.3", ["libtinfo.so.6"])
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as error:
         stage(source, tmp_path)
-    for part in ("no include/amd_smi/amdsmi.h", "names /home/runner/x", "needs libtinfo.so.6"):
-        assert part in str(refused.value)
+    for message in ("no include/amd_smi/amdsmi.h", "names /home/runner/x", "needs libtinfo.so.6"):
+        assert message in str(error.value)
 
 
 def test_files_that_no_rule_knows_are_counted(source: Path, tmp_path: Path) -> None:
-    """With the commit, which is the likely reason; a release may bring a folder of thousands."""
+    """The message names some files without a rule, and counts the others.
+
+    A new release may have a folder of thousands of files. The message also names the commit, which
+    is then the likely reason.
+    """
     for number in range(1000):
         (source / f"surprise-{number:03}").touch()
     (source / tree.MANIFEST).write_text(json.dumps({"the_rock_commit": "0" * 40}))
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as error:
         stage(source, tmp_path)
-    lines = str(refused.value).splitlines()
+    lines = str(error.value).splitlines()
     assert lines[0].endswith(f"the recipe {sdk_tree.COMMIT}") and len(lines) == 22
     assert lines[1].startswith("surprise-000: no rule") and lines[-1] == "and 980 more like these"
 
 
-def test_the_archive_is_unpacked_and_removed(made: Path, tmp_path: Path) -> None:
-    archive = sdk_tree.pack(made, tmp_path / "therock.tar.gz")
+def test_the_archive_is_unpacked_and_removed(sdk: Path, tmp_path: Path) -> None:
+    archive = sdk_tree.pack(sdk, tmp_path / "therock.tar.gz")
     prefix = tmp_path / "prefix"
     done = run(RECIPE / "tree.py", archive, prefix, "core", sdk_tree.COMMIT, tmp_path / "licenses")
     assert done.returncode == 0, done.stderr
     assert "files dropped:" in done.stdout and "core: " in done.stdout
     assert not archive.exists()
-    present = tree.list_files(prefix / tree.ROOT)
-    assert present and {tree.find_part(n, p.is_symlink()) for n, p in present.items()} == {"core"}
+    files = tree.files_below(prefix / tree.ROOT)
+    parts = {tree.part_of(name, path.is_symlink()) for name, path in files.items()}
+    assert parts == {"core"}
 
 
 @pytest.mark.parametrize("size", [0, 1000, -1000])
-def test_a_damaged_archive(made: Path, tmp_path: Path, size: int) -> None:
-    archive = sdk_tree.pack(made, tmp_path / "therock.tar.gz")
-    os.truncate(archive, size if size >= 0 else archive.stat().st_size + size)
+def test_a_damaged_archive(sdk: Path, tmp_path: Path, size: int) -> None:
+    """An archive that is cut after some bytes, or before its last bytes, is refused and stays."""
+    archive = sdk_tree.pack(sdk, tmp_path / "therock.tar.gz")
+    if size < 0:
+        size += archive.stat().st_size
+    os.truncate(archive, size)
     with pytest.raises(SystemExit, match="therock.tar.gz cannot be unpacked: "):
         tree.unpack(archive, tmp_path / "tree")
     assert archive.exists()
 
 
 def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
-    """The union of the packages is the staged tree, and none is in two."""
+    """Each staged file is in exactly one package."""
     staged = stage(source, tmp_path)
-    whole = set(tree.list_files(staged))
     parts = {}
     for part in tree.PARTS:
         copy = tmp_path / part
         subprocess.run(["cp", "-a", tmp_path / "prefix", copy], check=True)
         tree.keep_part(copy, part, tmp_path / f"{part}-licenses")
         assert (tmp_path / f"{part}-licenses/share/doc/hip/LICENSE.txt").read_text() == "MIT\n"
-        parts[part] = set(tree.list_files(copy / tree.ROOT))
-    assert sorted(n for names in parts.values() for n in names) == sorted(whole)
-    assert {"lib/libamdhip64.so", "lib/llvm/lib/libLLVM.so.23.0", tree.SUMS} <= parts["core"]
-    kernels = {".kpack/blas_gfx1151.kpack", "lib/rocblas/library/Kernels_gfx1151.co"}
-    assert kernels | {"lib/librocblas.so.5", "lib/libplugin.so"} <= parts["libraries"]
-    opened = {"lib/libMIOpen.so", "lib/libMIOpenCKGroupedConv_gfx1151.so"}
-    assert opened <= parts["libraries"]
-    opened = ("amd_smi", "hsa-amd-aqlprofile64", "rocprofiler-sdk", "rocprofiler-sdk-attach")
-    assert {f"lib/lib{name}.so" for name in opened} | {"amdgcn"} <= parts["core"]
-    assert {"lib/librocprofiler-sdk.so.1", "lib/rocm_sysdeps/share/libdrm/amdgpu.ids"} <= parts[
-        "core"
-    ]
-    devel = {"lib/librocblas.so", "bin/hipcc", "bin/clang", "include/amd_smi/amdsmi.h", "llvm"}
-    devel |= {"lib/cmake/amd_smi/amd_smi-config.cmake"}
-    assert devel | {"lib/host-math/include/suitesparse/cholmod.h"} <= parts["devel"]
-    assert "lib/host-math/lib/libcholmod.so.5" in parts["libraries"]
-    driver = ("librocm_sysdeps_gallium_drv_video.so", "radeonsi_drv_video.so")
-    needs = ("librocm_sysdeps_drm.so.2", "libnuma.so", "librocm_sysdeps_numa.so.1")
-    assert {f"{tree.SYSDEPS}/{name}" for name in (*driver, *needs)} <= parts["core"]
+        parts[part] = set(tree.files_below(copy / tree.ROOT))
+    assert sorted(itertools.chain(*parts.values())) == sorted(tree.files_below(staged))
+    assert parts["core"] >= {
+        "lib/libamdhip64.so",
+        "lib/llvm/lib/libLLVM.so.23.0",
+        "lib/librocprofiler-sdk.so.1",
+        "lib/rocm_sysdeps/share/libdrm/amdgpu.ids",
+        "amdgcn",
+        tree.SUMS,
+        # Programs open these links at run time.
+        "lib/libamd_smi.so",
+        "lib/libhsa-amd-aqlprofile64.so",
+        "lib/librocprofiler-sdk.so",
+        "lib/librocprofiler-sdk-attach.so",
+        # The driver of VA-API, and what it requires.
+        f"{tree.SYSDEPS}/librocm_sysdeps_gallium_drv_video.so",
+        f"{tree.SYSDEPS}/radeonsi_drv_video.so",
+        f"{tree.SYSDEPS}/librocm_sysdeps_drm.so.2",
+        f"{tree.SYSDEPS}/libnuma.so",
+        f"{tree.SYSDEPS}/librocm_sysdeps_numa.so.1",
+    }
+    assert parts["libraries"] >= {
+        ".kpack/blas_gfx1151.kpack",
+        "lib/rocblas/library/Kernels_gfx1151.co",
+        "lib/librocblas.so.5",
+        "lib/libplugin.so",
+        "lib/host-math/lib/libcholmod.so.5",
+        # Programs open these links at run time.
+        "lib/libMIOpen.so",
+        "lib/libMIOpenCKGroupedConv_gfx1151.so",
+    }
+    assert parts["devel"] >= {
+        "bin/clang",
+        "bin/hipcc",
+        "include/amd_smi/amdsmi.h",
+        "lib/cmake/amd_smi/amd_smi-config.cmake",
+        "lib/host-math/include/suitesparse/cholmod.h",
+        "lib/librocblas.so",
+        "llvm",
+    }
 
 
-def library(name: str, *needs: str) -> Callable[[Path], object]:
-    """Link a library of a tree anew."""
+def link_library(name: str, *needs: str) -> Callable[[Path], object]:
+    """Return a function that links a library of a tree again, with these requirements."""
     return lambda source: sdk_tree.library(source / name, [*needs])
 
 
-# what is done to a tree, and what is said of it; FFTW is left out, and core is installed alone
+# Faults of a tree: a function that makes the fault, and a part of the message. No package has FFTW,
+# and core must load without the other packages.
 SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another commit": (
         lambda s: (s / tree.MANIFEST).write_text(json.dumps({"the_rock_commit": "0" * 40})),
@@ -210,19 +249,19 @@ SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
         "the tree has no include/amd_smi/amdsmi.h",
     ),
     "foreign in core": (
-        library("lib/libamd_comgr.so.3", "libtinfo.so.6"),
+        link_library("lib/libamd_comgr.so.3", "libtinfo.so.6"),
         "core: lib/libamd_comgr.so.3 needs libtinfo.so.6, which no package has",
     ),
     "foreign in libraries": (
-        library("lib/librocfft.so.0", "libfftw3.so.3"),
+        link_library("lib/librocfft.so.0", "libfftw3.so.3"),
         "libraries: lib/librocfft.so.0 needs libfftw3.so.3, which no package has",
     ),
     "of a later package": (
-        library("lib/libamd_comgr.so.3", "librocblas.so.5"),
+        link_library("lib/libamd_comgr.so.3", "librocblas.so.5"),
         "core: lib/libamd_comgr.so.3 needs librocblas.so.5",
     ),
     "no cholmod": (
-        library("lib/libhipsolver.so.1"),
+        link_library("lib/libhipsolver.so.1"),
         "nothing needs lib/host-math/lib/libcholmod.so: remove the GPL",
     ),
 }
@@ -255,7 +294,7 @@ def installed(source: Path, tmp_path: Path) -> Path:
     return prefix
 
 
-def check_package(prefix: Path):
+def check_package(prefix: Path) -> subprocess.CompletedProcess[str]:
     return run(RECIPE / "check_package.py", "all", PREFIX=prefix)
 
 
@@ -264,14 +303,15 @@ def test_check_of_an_installed_package(installed: Path) -> None:
     assert done.returncode == 0 and "nothing missing" in done.stdout, done.stderr
 
 
-def lost_library(root: Path) -> None:
-    """One that was never staged, so that only its dependents tell."""
+def remove_library(root: Path) -> None:
+    """Remove a library and its line in SHA256SUMS: only other libraries still require it."""
     name = "lib/rocm_sysdeps/lib/librocm_sysdeps_elf.so.1"
     (root / name).unlink()
     lines = (root / tree.SUMS).read_text().splitlines()
     (root / tree.SUMS).write_text("\n".join(line for line in lines if not line.endswith(name)))
 
 
+# Faults of an installed package: a function that makes the fault, and a part of the message.
 SPOILED_PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "changed file": (
         lambda root: (root / "bin/hipcc").write_text("#!/bin/false\n"),
@@ -287,7 +327,7 @@ SPOILED_PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda root: (root / "lib/libhip.so").symlink_to("nowhere"),
         "dangling links: ['lib/libhip.so']",
     ),
-    "lost library": (lost_library, "needs librocm_sysdeps_elf.so.1, which no package has"),
+    "lost library": (remove_library, "needs librocm_sysdeps_elf.so.1, which no package has"),
 }
 
 
@@ -300,7 +340,8 @@ def test_check_of_a_spoiled_package(
     assert done.returncode == 1 and message in done.stderr, done.stderr
 
 
-def host_library(name: str) -> str:
+def copy_host_library(name: str) -> str:
+    """Return a build script that copies a library of this machine's gcc."""
     return f"""\
 mkdir -p "$PREFIX/lib"
 cp -L "$(gcc -print-file-name={name})" "$PREFIX/lib/"
@@ -308,19 +349,19 @@ cp -L "$(gcc -print-file-name={name})" "$PREFIX/lib/"
 
 
 @pytest.fixture
-def sdk_project(project: MiniProject, made: Path, tmp_path: Path) -> MiniProject:
-    """The real recipe, its archive replaced by the small tree's."""
+def sdk_project(project: MiniProject, sdk: Path, tmp_path: Path) -> MiniProject:
+    """A project with the real recipe, whose source is an archive of the small tree."""
     (project.root / "build" / "sources").unlink()
-    project.recipe("libstdcxx", script=host_library("libstdc++.so.6"))
-    project.recipe("libgcc", script=host_library("libgcc_s.so.1"))
+    project.recipe("libstdcxx", script=copy_host_library("libstdc++.so.6"))
+    project.recipe("libgcc", script=copy_host_library("libgcc_s.so.1"))
     target = project.root / "recipes" / "rocm-sdk"
     subprocess.run(["cp", "-a", RECIPE, RECIPES / "checks", target.parent], check=True)
     (project.root / "LICENSE").write_text("BSD\n")
-    archive = sdk_tree.pack(made, tmp_path / "therock-dist-linux-gfx1151-10.0.0.tar.gz")
+    archive = sdk_tree.pack(sdk, tmp_path / "therock-dist-linux-gfx1151-10.0.0.tar.gz")
     recipe = target / "recipe.yaml"
     text, count = re.subn(r"4feabd9f\w+", sha256_file(archive), recipe.read_text())
     assert count == 1
-    # the tree's hipcc is a text
+    # The small tree's hipcc cannot compile, so the test of the compilers is removed.
     text, count = re.subn(
         r" +- script:\n +# as in an environment.*?compiler_test/\]\n", "", text, flags=re.S
     )
@@ -331,7 +372,7 @@ def sdk_project(project: MiniProject, made: Path, tmp_path: Path) -> MiniProject
 
 
 def test_packages(sdk_project: MiniProject) -> None:
-    """The recipe through rattler-build: built, tested and placed."""
+    """The recipe's packages are built and tested, and added to the channel."""
     sdk_project.forge("build", "rocm-sdk")
     names = {name.split("-10.0.0")[0] for name in sdk_project.packages() if "rocm" in name}
     assert names == {"rocm-sdk", "rocm-sdk-core", "rocm-sdk-libraries", "rocm-sdk-devel"}
@@ -339,25 +380,35 @@ def test_packages(sdk_project: MiniProject) -> None:
     assert log.count("nothing missing") == 4
     for line in ("files dropped:", "$PREFIX core", "$PREFIX libraries", "$PREFIX devel"):
         assert log.count(line) == 1, log
-    (whole,) = sdk_project.channel.glob("*/rocm-sdk-10.0.0-*.conda")
-    assert not [name for name in Package(whole).payload if name.startswith(tree.ROOT)]
+    (metapackage,) = sdk_project.channel.glob("*/rocm-sdk-10.0.0-*.conda")
+    assert not any(name.startswith(tree.ROOT) for name in Package(metapackage).payload)
     (libraries,) = sdk_project.channel.glob("*/rocm-sdk-libraries-*.conda")
     package = Package(libraries)
-    assert "lib/host-math/lib/libcholmod.so.5" in {n.partition("rocm/")[2] for n in package.payload}
+    names = {name.partition("rocm/")[2] for name in package.payload}
+    assert "lib/host-math/lib/libcholmod.so.5" in names
     assert "GPL-2.0-or-later" in package.index["license"].split()
     assert b"GNU GENERAL PUBLIC LICENSE" in package.info["licenses/GPL-2.0.txt"]
 
 
-def configured(tmp_path: Path, *lost: str, elsewhere: str = "") -> subprocess.CompletedProcess[str]:
-    """Configure compiler_test with files of packages that say nothing, without those `lost`."""
-    rocm, other = tmp_path / "prefix/opt/rocm", tmp_path / "other"
-    for name in cmake_packages():
-        place = other if name == elsewhere else rocm
-        config = place / "lib/cmake" / name / f"{name}-config.cmake"
-        if name not in lost:
+def configure(
+    tmp_path: Path, missing: tuple[str, ...], elsewhere: str
+) -> subprocess.CompletedProcess[str]:
+    """Configure compiler_test with an empty config file for each CMake package.
+
+    Args:
+        tmp_path: The folder to work in.
+        missing: Packages without a config file.
+        elsewhere: A package outside of ROCm's folder, or an empty string.
+    """
+    rocm = tmp_path / "prefix/opt/rocm"
+    other = tmp_path / "other"
+    for name in read_cmake_packages():
+        root = other if name == elsewhere else rocm
+        config = root / "lib/cmake" / name / f"{name}-config.cmake"
+        if name not in missing:
             config.parent.mkdir(parents=True)
             config.touch()
-    if "roctx64" not in lost:
+    if "roctx64" not in missing:
         (rocm / "lib/libroctx64.so").touch()
     return subprocess.run(
         ["cmake", "-S", RECIPE / "compiler_test", "-B", tmp_path / "found"],
@@ -368,26 +419,29 @@ def configured(tmp_path: Path, *lost: str, elsewhere: str = "") -> subprocess.Co
     )
 
 
-def cmake_packages() -> list[str]:
-    """The packages that compiler_test asks CMake for."""
+def read_cmake_packages() -> list[str]:
+    """Return the packages that compiler_test requests from CMake."""
     text = (RECIPE / "compiler_test/CMakeLists.txt").read_text()
     return re.search(r"foreach\(name IN ITEMS ([^)]*)\)", text)[1].split()
 
 
 def test_cmake_is_asked_for_what_torch_asks_for(host_base: None) -> None:
-    """By the LoadHIP.cmake of torch's own wheel, which the host base is made of."""
+    """compiler_test requests the same CMake packages as LoadHIP.cmake in torch's wheel.
+
+    The wheel is the one that the host base is made of.
+    """
     (version,) = yaml.safe_load((CHECKOUT / "variants.yaml").read_text())["pytorch"]
     (wheel,) = CHECKOUT.glob(f"build/sources/*/torch-{version}-*.whl")
-    with zipfile.ZipFile(wheel) as opened:
-        text = opened.read("torch/share/cmake/Caffe2/public/LoadHIP.cmake").decode()
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read("torch/share/cmake/Caffe2/public/LoadHIP.cmake").decode()
     required = set(re.findall(r"find_package_and_print_version\((\S+) REQUIRED", text))
-    assert len(required) == 18 and required | {"rccl"} == set(cmake_packages())
+    assert len(required) == 18 and required | {"rccl"} == set(read_cmake_packages())
     assert "find_library(ROCM_ROCTX_LIB roctx64 " in text
 
 
 @pytest.mark.skipif(not shutil.which("cmake"), reason="needs CMake")
 @pytest.mark.parametrize(
-    ("lost", "elsewhere", "message"),
+    ("missing", "elsewhere", "messages"),
     [
         (("rocthrust", "hiprtc"), "", ["rocthrust is not found", "hiprtc is not found"]),
         (("roctx64",), "", ["libroctx64.so is not found"]),
@@ -396,10 +450,10 @@ def test_cmake_is_asked_for_what_torch_asks_for(host_base: None) -> None:
     ],
 )
 def test_what_cmake_finds(
-    tmp_path: Path, lost: tuple[str, ...], elsewhere: str, message: list[str]
+    tmp_path: Path, missing: tuple[str, ...], elsewhere: str, messages: list[str]
 ) -> None:
-    done = configured(tmp_path, *lost, elsewhere=elsewhere)
-    said = " ".join(done.stderr.split())
-    assert done.returncode == bool(message), said
-    for part in message:
-        assert part in said
+    done = configure(tmp_path, missing, elsewhere)
+    errors = " ".join(done.stderr.split())
+    assert done.returncode == bool(messages), errors
+    for message in messages:
+        assert message in errors
