@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Sources are fetched, checked and kept before a build, which then needs no network."""
+"""Sources are fetched, verified and cached before a build, which then needs no network."""
 
 import hashlib
 import json
@@ -21,59 +21,65 @@ from forge.project import Project
 from forge.sources import download
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 
-READ = 'mkdir -p "$PREFIX/share/{name}"\ncp text "$PREFIX/share/{name}/text"\n'
+# A build script that installs the text of an archive.
+INSTALL_TEXT = 'mkdir -p "$PREFIX/share/{name}"\ncp text "$PREFIX/share/{name}/text"\n'
 
 
-def archive(folder: Path, name: str, text: str) -> tuple[Path, str]:
-    """demo-1.0/text as NAME; returns the path and its sha256."""
-    path = folder / name
+def make_archive(folder: Path, text: str) -> tuple[Path, str]:
+    """Make demo-1.0.tar.gz, which has the file `text`; return its path and its sha256."""
+    path = folder / "demo-1.0.tar.gz"
     path.write_bytes(tarball(file("demo-1.0/text", text.encode())))
     return path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @dataclass
 class Upstream:
-    """What a server has, and what it was asked for; after `cut` bytes it hangs up, once."""
+    """A server of sources.
+
+    Attributes:
+        folder: The folder that it serves.
+        url: Its URL.
+        requests: The path and the first byte of each request.
+        cut: The number of bytes after which the next download breaks off, or None.
+    """
 
     folder: Path
     url: str = ""
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    requests: list[tuple[str, int]] = field(default_factory=list)
     cut: int | None = None
 
 
 class Handler(QuietHandler):
-    """Serves a folder, honours `Range: bytes=N-`, and records the requests.
+    """Serves a folder, supports `Range: bytes=N-`, and records the requests.
 
-    /moved/X redirects to /X, /secret/X wants the password.
+    /moved/X redirects to /X, and /secret/X requires a password.
     """
 
     upstream: Upstream
 
     def do_GET(self) -> None:
-        start = self.headers.get("Range", "bytes=0-")[6:-1]
-        self.upstream.asked.append((self.path, int(start)))
+        start = int(self.headers.get("Range", "bytes=0-")[6:-1])
+        self.upstream.requests.append((self.path, start))
         if self.path.startswith("/moved/"):
             self.send_response(302)
             self.send_header("Location", self.path.removeprefix("/moved"))
             self.end_headers()
             return
-        # user:password
-        if (
-            "/secret/" in self.path
-            and self.headers["Authorization"] != "Basic dXNlcjpwYXNzd29yZA=="
-        ):
+        credentials = "Basic dXNlcjpwYXNzd29yZA=="  # user:password
+        if "/secret/" in self.path and self.headers["Authorization"] != credentials:
             self.send_error(401)
             return
         path = Path(self.translate_path(self.path))
-        path = path / "index.html" if path.is_dir() else path
+        if path.is_dir():
+            path = path / "index.html"
         if not path.is_file():
             self.send_error(404)
             return
-        data = path.read_bytes()[int(start) :]
+        data = path.read_bytes()[start:]
         if not data:
             self.send_error(416)
             return
-        self.send_response(206 if int(start) else 200)
+        self.send_response(206 if start else 200)
         self.send_header("Content-Type", self.guess_type(path))
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -83,14 +89,14 @@ class Handler(QuietHandler):
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Iterator[Upstream]:
-    made = Upstream(tmp_path / "upstream")
-    made.folder.mkdir()
+    server = Upstream(tmp_path / "upstream")
+    server.folder.mkdir()
 
-    class Own(Handler):
-        upstream = made
+    class OwnHandler(Handler):
+        upstream = server
 
-    with served(made.folder, Own) as made.url:
-        yield made
+    with served(server.folder, OwnHandler) as server.url:
+        yield server
 
 
 @pytest.fixture
@@ -100,97 +106,109 @@ def private(project: MiniProject) -> MiniProject:
     return project
 
 
-def source(url: str, sha256: str) -> str:
+def write_source(url: str, sha256: str) -> str:
+    """Return the text of a recipe's `source`."""
     return json.dumps([{"url": url, "sha256": sha256}])
 
 
 def test_fetched_once_then_built_without_the_host(private: MiniProject, upstream: Upstream) -> None:
-    """The build itself must not reach the host: it is gone when the build starts."""
-    _, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
-    url = f"{upstream.url}/demo-1.0.tar.gz"
-    private.recipe("alpha", source=source(url, sha256), script=READ)
+    """A build uses fetched sources, and does not request a source that the server has removed."""
+    path, sha256 = make_archive(upstream.folder, "from upstream\n")
+    source = write_source(f"{upstream.url}/{path.name}", sha256)
+    private.recipe("alpha", source=source, script=INSTALL_TEXT)
     private.forge("sources", "fetch", "alpha")
-    upstream.asked.clear()
-    (upstream.folder / "demo-1.0.tar.gz").unlink()
+    upstream.requests.clear()
+    path.unlink()
     private.forge("build-all", "--strict")
-    assert upstream.asked == []
+    assert upstream.requests == []
     assert len(private.packages()) == 1
 
 
 def test_all_sources_come_before_the_first_build(private: MiniProject, upstream: Upstream) -> None:
-    """The first build takes the second one's source away; that is fetched already."""
-    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
+    """The sources of all recipes are fetched before the first build.
+
+    Here the first build removes the second recipe's source from the server.
+    """
+    path, sha256 = make_archive(upstream.folder, "from upstream\n")
     script = f'rm {path}\nmkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/a"\n'
     private.recipe("alpha", script=script)
-    url = f"{upstream.url}/demo-1.0.tar.gz"
-    private.recipe("beta", run=["alpha"], source=source(url, sha256), script=READ)
+    source = write_source(f"{upstream.url}/{path.name}", sha256)
+    private.recipe("beta", run=["alpha"], source=source, script=INSTALL_TEXT)
     private.forge("build-all", "--strict")
     assert not path.exists() and len(private.packages()) == 2
 
 
 def test_connection_that_breaks_off(private: MiniProject, upstream: Upstream) -> None:
-    """What came is kept; the next run asks for the rest."""
-    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "x" * 5000)
-    private.recipe("alpha", source=source(f"{upstream.url}/{path.name}", sha256), script=READ)
+    """After a download breaks off, the next run requests only the missing bytes."""
+    path, sha256 = make_archive(upstream.folder, "x" * 5000)
+    source = write_source(f"{upstream.url}/{path.name}", sha256)
+    private.recipe("alpha", source=source, script=INSTALL_TEXT)
     upstream.cut = 30
     assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
     assert private.plan()["alpha"]["action"] == "skipped"
     private.forge("sources", "fetch", "alpha")
     private.forge("build", "alpha")
     assert private.plan()["alpha"]["action"] == "up-to-date"
-    assert upstream.asked == [(f"/{path.name}", 0), (f"/{path.name}", 30)]
+    assert upstream.requests == [(f"/{path.name}", 0), (f"/{path.name}", 30)]
+
+
+Fetch = Callable[[str, str], Path]
 
 
 @pytest.fixture
-def fetch(private: MiniProject) -> Callable[[str, str], Path]:
-    cached = SourceCache(Project.at(private.root))
-    return lambda url, sha256: cached.fetch(Source(url, sha256), lambda *_: None)
+def fetch(private: MiniProject) -> Fetch:
+    """A function that fetches a source, given its URL and sha256, and returns its path."""
+    cache = SourceCache(Project.at(private.root))
+    return lambda url, sha256: cache.fetch(Source(url, sha256), lambda *_: None)
 
 
-def test_download_that_was_complete(
-    private: MiniProject,
-    upstream: Upstream,
-    fetch: Callable[[str, str], Path],
-) -> None:
-    """Killed before it got its name: the server has nothing to add (416)."""
-    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
+def test_download_that_was_complete(private: MiniProject, upstream: Upstream, fetch: Fetch) -> None:
+    """A partial file that has all bytes is accepted when the server answers 416.
+
+    A kill just before the file is renamed leaves such a file.
+    """
+    path, sha256 = make_archive(upstream.folder, "from upstream\n")
     partial = private.root / "build" / "sources" / sha256 / f"{path.name}.partial"
     partial.parent.mkdir(parents=True)
     partial.write_bytes(path.read_bytes())
     assert fetch(f"{upstream.url}/{path.name}", sha256).read_bytes() == path.read_bytes()
-    assert upstream.asked == [(f"/{path.name}", path.stat().st_size)]
+    assert upstream.requests == [(f"/{path.name}", path.stat().st_size)]
 
 
-def test_redirect(upstream: Upstream, fetch: Callable[[str, str], Path]) -> None:
-    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from upstream\n")
+def test_redirect(upstream: Upstream, fetch: Fetch) -> None:
+    path, sha256 = make_archive(upstream.folder, "from upstream\n")
     assert fetch(f"{upstream.url}/moved/{path.name}", sha256).exists()
 
 
 def test_index_that_wants_a_password(
     upstream: Upstream, private: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file, too, is asked for with the password of the index."""
-    (upstream.folder / "secret" / "demo").mkdir(parents=True)
-    path, sha256 = archive(upstream.folder / "secret", "demo-1.0.tar.gz", "from upstream\n")
-    page = upstream.folder / "secret" / "demo" / "index.html"
-    page.write_text(f'<a href="../{path.name}">{path.name}</a>')
+    """The password in the index's URL is sent with the requests for the page and for the file."""
+    folder = upstream.folder / "secret"
+    (folder / "demo").mkdir(parents=True)
+    path, sha256 = make_archive(folder, "from upstream\n")
+    (folder / "demo" / "index.html").write_text(f'<a href="../{path.name}">{path.name}</a>')
     purl = PackageURL.from_string(f"pkg:pypi/demo@1.0?file_name={path.name}")
-    wanted = Source(f"{PYPI_URL}/{path.name}", sha256, purl)
+    source = Source(f"{PYPI_URL}/{path.name}", sha256, purl)
     for user in ("", "user:password@"):
         settings = {"index-url": upstream.url.replace("//", f"//{user}") + "/secret"}
         monkeypatch.setattr(download, "pip_settings", lambda settings=settings: settings)
-        cached = SourceCache(Project.at(private.root))
+        cache = SourceCache(Project.at(private.root))
         if user:
-            assert cached.fetch(wanted, lambda *_: None).exists()
+            assert cache.fetch(source, lambda *_: None).exists()
         else:
             with pytest.raises(NotAttempted, match="401"):
-                cached.fetch(wanted, lambda *_: None)
+                cache.fetch(source, lambda *_: None)
 
 
 def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> None:
-    path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "by hand\n")
+    """A recipe whose source cannot be fetched is not attempted, and nor are its dependents.
+
+    With `--strict`, the exit code is 3. After `sources add`, all recipes are built.
+    """
+    path, sha256 = make_archive(tmp_path, "by hand\n")
     url = "http://upstream.invalid/demo-1.0.tar.gz"
-    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.recipe("alpha", source=write_source(url, sha256), script=INSTALL_TEXT)
     private.recipe("beta", run=["alpha"])
     private.recipe("delta")
     done = private.forge("build-all")
@@ -211,70 +229,75 @@ def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> N
 
 
 def test_changed_cache(private: MiniProject, tmp_path: Path) -> None:
-    path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "good\n")
+    """A cached file with other bytes is not used, and `sources add` replaces it."""
+    path, sha256 = make_archive(tmp_path, "good\n")
     url = "http://upstream.invalid/demo-1.0.tar.gz"
-    private.recipe("alpha", source=source(url, sha256), script=READ)
+    private.recipe("alpha", source=write_source(url, sha256), script=INSTALL_TEXT)
     private.forge("sources", "add", str(path))
     cached = private.root / "build" / "sources" / sha256 / path.name
     cached.write_bytes(b"evil")
     done = private.forge("build", "alpha", code=3)
     assert "cannot be fetched" in done.stderr and private.packages() == set()
-    assert cached.read_bytes() == b"evil", "what cannot be fetched anew is not thrown away"
-    private.forge("sources", "add", str(path))  # which also mends it
+    assert cached.read_bytes() == b"evil", "a file that cannot be fetched again must stay"
+    private.forge("sources", "add", str(path))
     private.forge("build", "alpha")
 
 
 def test_mirrors_are_tried_in_turn(private: MiniProject, upstream: Upstream) -> None:
-    path, sha256 = archive(upstream.folder, "demo-1.0.tar.gz", "from the mirror\n")
+    path, sha256 = make_archive(upstream.folder, "from the mirror\n")
     urls = ["http://upstream.invalid/demo-1.0.tar.gz", f"{upstream.url}/{path.name}"]
-    named = json.dumps([{"url": urls, "sha256": sha256}])
-    private.recipe("alpha", source=named, script=READ)
+    source = json.dumps([{"url": urls, "sha256": sha256}])
+    private.recipe("alpha", source=source, script=INSTALL_TEXT)
     private.forge("build", "alpha")
-    assert upstream.asked == [(f"/{path.name}", 0)]
+    assert upstream.requests == [(f"/{path.name}", 0)]
     path.unlink()
-    private.recipe("beta", source=named.replace(sha256, "1" * 64), script=READ)
+    private.recipe("beta", source=source.replace(sha256, "1" * 64), script=INSTALL_TEXT)
     error = private.forge("build", "beta", code=3).stderr
     assert f"{urls[0]}: " in error and f"{urls[1]}: HTTP 404" in error
 
 
 def test_git_source(private: MiniProject, tmp_path: Path) -> None:
-    """Fetched by commit, moved like a file, checked, and built when its host is gone."""
+    """A git source is fetched by its commit, and then used without its host.
+
+    It can be moved to another cache as a file can. A damaged copy is refused.
+    """
     upstream = tmp_path / "upstream" / "demo.git"
-    (demo := tmp_path / "demo").mkdir()
+    demo = tmp_path / "demo"
+    demo.mkdir()
     for text in ("first\n", "second\n"):
         (demo / "text").write_text(text)
-        made = commit(demo)
+        revision = commit(demo)
     subprocess.run(["git", "clone", "-q", "--bare", demo, upstream], check=True)
-    named = f'[{{git: "{upstream.as_uri()}", rev: {made}, target_directory: got}}]'
-    script = READ.replace("cp text", "cp got/text")
-    private.recipe("alpha", source=named, script=script)
+    source = f'[{{git: "{upstream.as_uri()}", rev: {revision}, target_directory: got}}]'
+    script = INSTALL_TEXT.replace("cp text", "cp got/text")
+    private.recipe("alpha", source=source, script=script)
     private.forge("sources", "fetch")
     shutil.rmtree(upstream)
     folder = tmp_path / "exported"
     (private.root / "build" / "sources").rename(folder)
     assert "not attempted: alpha" in private.forge("build", "alpha", code=3).stderr
     private.forge("sources", "add", str(folder))
-    assert f"commit {made}" in private.forge("sources", "verify").stdout
+    assert f"commit {revision}" in private.forge("sources", "verify").stdout
     private.forge("build", "alpha")
     assert private.packages()
 
-    moved = folder / made / "demo.git"
-    for item in (moved / "objects").rglob("*"):
-        if item.is_file():
-            item.chmod(0o644)
-            item.write_bytes(item.read_bytes()[:-3] + b"bad")
+    exported = folder / revision / "demo.git"
+    for path in (exported / "objects").rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
+            path.write_bytes(path.read_bytes()[:-3] + b"bad")
     shutil.rmtree(private.root / "build" / "sources")
-    refused = private.forge("sources", "add", str(folder), code=2).stderr
-    assert f"refused: {moved} " in refused and made in refused
+    error = private.forge("sources", "add", str(folder), code=2).stderr
+    assert f"refused: {exported} " in error and revision in error
 
 
 @pytest.fixture
 def exported(private: MiniProject, tmp_path: Path) -> Path:
-    """A copy of the cache with the source of alpha; beta's source was never fetched."""
-    path, sha256 = archive(tmp_path, "demo-1.0.tar.gz", "moved\n")
+    """A copy of a cache that has the source of alpha, and not that of beta."""
+    path, sha256 = make_archive(tmp_path, "moved\n")
     url = "http://upstream.invalid/demo-1.0.tar.gz"
-    private.recipe("alpha", source=source(url, sha256), script=READ)
-    private.recipe("beta", source=source("http://upstream.invalid/b.tar.gz", "2" * 64))
+    private.recipe("alpha", source=write_source(url, sha256), script=INSTALL_TEXT)
+    private.recipe("beta", source=write_source("http://upstream.invalid/b.tar.gz", "2" * 64))
     private.forge("sources", "add", str(path))
     folder = tmp_path / "exported"
     shutil.copytree(private.root / "build" / "sources", folder)
@@ -282,8 +305,8 @@ def exported(private: MiniProject, tmp_path: Path) -> Path:
 
 
 def test_verify(private: MiniProject, exported: Path) -> None:
-    listed = private.forge("sources", "verify", code=3).stdout
-    assert "alpha: whole: http" in listed and "beta: absent: http" in listed
+    output = private.forge("sources", "verify", code=3).stdout
+    assert "alpha: whole: http" in output and "beta: absent: http" in output
     private.forge("sources", "verify", "alpha")
     cached = next((private.root / "build" / "sources").glob("*/demo-1.0.tar.gz"))
     cached.write_bytes(b"evil")
@@ -293,7 +316,7 @@ def test_verify(private: MiniProject, exported: Path) -> None:
 def test_import_and_build_without_a_network(
     private: MiniProject, exported: Path, tmp_path: Path
 ) -> None:
-    """On another checkout, in a network namespace that has no interface up."""
+    """Another checkout imports the sources, and then builds in a namespace without a network."""
     other = tmp_path / "other"
     other.mkdir()
     project = MiniProject(other)
@@ -301,11 +324,11 @@ def test_import_and_build_without_a_network(
     for name in ("alpha", "beta"):
         shutil.copytree(private.root / "recipes" / name, other / "recipes" / name)
     project.forge("sources", "add", str(exported))
-    cut = ["unshare", "--map-root-user", "--net"]
-    if subprocess.run([*cut, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("not attempted: this machine lets nobody make a network namespace")
+    offline = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*offline, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("not attempted: this machine allows no network namespaces")
     done = subprocess.run(
-        [*cut, *project.command("build", "alpha")],
+        [*offline, *project.command("build", "alpha")],
         env=project.environment,
         check=False,
         text=True,
@@ -316,23 +339,25 @@ def test_import_and_build_without_a_network(
 
 
 def test_import_refuses_other_bytes(private: MiniProject, exported: Path) -> None:
-    """It says which file, what was expected and what was found, and takes the good ones."""
+    """The message names a file with a wrong sha256, and both sha256. Good files are imported."""
     good = next(exported.glob("*/demo-1.0.tar.gz"))
     bad = exported / "0bad" / good.name
     bad.parent.mkdir()
     bad.write_bytes(b"evil")
-    found, wanted = hashlib.sha256(b"evil").hexdigest(), good.parent.name
+    actual = hashlib.sha256(b"evil").hexdigest()
+    expected = good.parent.name
     shutil.rmtree(private.root / "build" / "sources")
     done = private.forge("sources", "add", str(exported), code=2)
-    assert f"refused: {bad} has sha256 {found}" in done.stderr and wanted in done.stderr
+    assert f"refused: {bad} has sha256 {actual}" in done.stderr and expected in done.stderr
     private.forge("sources", "verify", "alpha")
-    (exported.parent / "empty").mkdir()
-    private.forge("sources", "add", str(exported.parent / "empty"), code=2)
+    empty = exported.parent / "empty"
+    empty.mkdir()
+    private.forge("sources", "add", str(empty), code=2)
 
 
 def test_our_patches_apply() -> None:
-    """Those that PyPI serves must apply; the others are reported as not attempted."""
-    said = forge("patches", "check")
-    assert re.search(r"^flash-attn: \d+ patches: applies$", said, re.M)
-    for line in said.splitlines():
+    """Patches apply to the sources that PyPI has. Patches of other sources are not attempted."""
+    output = forge("patches", "check")
+    assert re.search(r"^flash-attn: \d+ patches: applies$", output, re.M)
+    for line in output.splitlines():
         assert " patches: " not in line or re.search(r": (applies$|not attempted: )", line)

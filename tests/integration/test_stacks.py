@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stacks without pixi: solve, lock, install exactly the lock, run activated."""
+"""Without pixi the driver locks a stack, installs it from the lock, and runs commands in it."""
 
 import re
 import shutil
@@ -33,7 +33,10 @@ more = ["more"]
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
-    """alpha and beta are built, and locked; never-built names a host that does not exist."""
+    """A project with a locked stack of alpha and beta.
+
+    never-built, a third package of the stack, cannot be built: its source's host does not exist.
+    """
     project = MiniProject(tmp_path_factory.mktemp("app"))
     project.recipe(
         "alpha",
@@ -51,25 +54,26 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     return project
 
 
-def lock_of(project: MiniProject) -> Path:
+def get_lock(project: MiniProject) -> Path:
     return project.root / "build" / "stacks" / "app" / "pixi.lock"
 
 
 def test_lock_install_run(app: MiniProject) -> None:
     done = app.forge("lock", "app")
     assert "left out never-built" in done.stdout
-    assert not (app.root / "stacks/app/pixi.lock").exists(), "a host-bound lock where pixi reads"
-    installed = app.forge("install", "app").stdout
-    assert "left out never-built: the channel lacks it (forge build never-built" in installed
+    lock = app.root / "stacks/app/pixi.lock"
+    assert not lock.exists(), "a host-bound lock is in the folder that pixi reads"
+    done = app.forge("install", "app")
+    assert "left out never-built: the channel lacks it (forge build never-built" in done.stdout
     app.forge("install", "app", "-e", "more")
-    run = app.forge("run", "app", "--", "sh", "-c", 'echo "$ALPHA $CONDA_PREFIX"; exit 3', code=3)
-    state, prefix = run.stdout.split()
+    done = app.forge("run", "app", "--", "sh", "-c", 'echo "$ALPHA $CONDA_PREFIX"; exit 3', code=3)
+    state, prefix = done.stdout.split()
     assert state == "on" and Path(prefix).is_relative_to(app.root)
-    where = app.forge("run", "app", "--", "python", "-c", "import sys; print(sys.prefix)")
-    assert where.stdout.strip() == prefix
+    done = app.forge("run", "app", "--", "python", "-c", "import sys; print(sys.prefix)")
+    assert done.stdout.strip() == prefix
     assert not list(Path(prefix).glob("share/beta"))
-    more = app.forge("run", "app", "-e", "more", "--", "sh", "-c", 'ls "$CONDA_PREFIX/share"')
-    assert "beta" in more.stdout
+    done = app.forge("run", "app", "-e", "more", "--", "sh", "-c", 'ls "$CONDA_PREFIX/share"')
+    assert "beta" in done.stdout
 
 
 def test_a_lock_before_anything_was_built_says_what_to_run(tmp_path: Path) -> None:
@@ -78,15 +82,18 @@ def test_a_lock_before_anything_was_built_says_what_to_run(tmp_path: Path) -> No
     project.stack("app", text=MANIFEST)
     error = expect_error("lock", "app", **project.environment)
     assert str(error) == "the host base is not made yet: run forge build-all --base host"
-    assert not lock_of(project).exists()
+    assert not get_lock(project).exists()
 
 
 def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> None:
-    """rattler-build leaves an import test's script in the cache, if the package is in there."""
+    """A package installs after an import test of it was repeated.
+
+    rattler-build leaves the test's script in the package's folder in the cache.
+    """
     project = MiniProject(tmp_path)
     recipe = project.recipe("alpha", run=["python"]) / "recipe.yaml"
-    text, imports = recipe.read_text(), "python: {imports: [os]}"
-    recipe.write_text(text.replace("script: ['test -n ok']", imports))
+    text = recipe.read_text()
+    recipe.write_text(text.replace("script: ['test -n ok']", "python: {imports: [os]}"))
     project.forge("build-all")
     project.stack("app", "python", "alpha")
     project.forge("lock", "app")
@@ -97,15 +104,19 @@ def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> Non
 
 
 def test_a_lock_has_the_hash_of_what_was_built(app: MiniProject) -> None:
-    """Twice the same; test_locks.py shows that the bindings write it in the form of pixi."""
-    text = lock_of(app).read_text()
+    """The lock has the sha256 of each built package, and a second `lock` writes the same text.
+
+    test_locks.py shows that the bindings write a lock as pixi does.
+    """
+    text = get_lock(app).read_text()
     app.forge("lock", "app")
-    assert lock_of(app).read_text() == text
+    assert get_lock(app).read_text() == text
     entry = r"(?m)^- conda: (\S+/channel/noarch/alpha-\S+)\n((?:  .*\n)+)"
     ((file, fields),) = re.findall(entry, text)
     assert f"  sha256: {sha256_file(Path(file))}\n" in fields
+    # `lock` writes a missing index first.
     (app.channel / "noarch" / "repodata.json").unlink()
-    app.forge("lock", "app")  # which makes the index first
+    app.forge("lock", "app")
 
 
 def test_path_with_a_space(tmp_path: Path) -> None:
@@ -115,8 +126,8 @@ def test_path_with_a_space(tmp_path: Path) -> None:
     project.stack("app", "alpha")
     project.forge("lock", "app")
     project.forge("install", "app")
-    run = project.forge("run", "app", "--", "sh", "-c", 'cat "$CONDA_PREFIX/share/alpha/text"')
-    assert run.stdout.strip() == "alpha"
+    done = project.forge("run", "app", "--", "sh", "-c", 'cat "$CONDA_PREFIX/share/alpha/text"')
+    assert done.stdout.strip() == "alpha"
 
 
 def test_tampered_package_is_not_installed(app: MiniProject) -> None:
@@ -134,13 +145,17 @@ def test_tampered_package_is_not_installed(app: MiniProject) -> None:
 
 
 def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> None:
-    """On the copy in build/stacks, which names the channels in use; its exit codes are theirs."""
+    """With pixi, `lock`, `install` and `run` run pixi on the copy of the stack in build/stacks.
+
+    The driver ends with pixi's exit code. The copy names the channels in use.
+    """
     pixi = tmp_path / "pixi"
-    pixi.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/said\nexit 7\n')
+    words_file = tmp_path / "words"
+    pixi.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {words_file}\nexit 7\n')
     pixi.chmod(0o755)
     path = f"{tmp_path}:{app.environment['PATH']}"
-    copy = lock_of(app).with_name("pixi.toml")
-    for words, becomes in (
+    copy = get_lock(app).with_name("pixi.toml")
+    for words, expected in (
         (["lock", "app"], ["lock"]),
         (["install", "app", "-e", "more"], ["install", "--locked", "-e", "more"]),
         (
@@ -149,33 +164,37 @@ def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> N
         ),
     ):
         app.forge(*words, code=7, PATH=path, FORGE_NO_PIXI="")
-        command, *options = becomes
-        said = (tmp_path / "said").read_text().splitlines()
-        assert (said[2] == str(copy)) == (command != "lock"), "it locks beside the old lock"
-        assert said == [command, "--manifest-path", said[2], *options]
+        command, option, manifest, *options = words_file.read_text().splitlines()
+        assert [command, *options] == expected and option == "--manifest-path"
+        message = "only `lock` works in another folder, so that a kill leaves the old lock"
+        assert (manifest == str(copy)) == (command != "lock"), message
     text = copy.read_text()
     assert PUBLISHED not in text and app.channel.as_uri() in text and "never-built" not in text
     assert "host-base" in text and 'python = "3.' in text
 
 
 def test_usage(app: MiniProject) -> None:
-    lock, here = lock_of(app), app.environment
+    """A missing environment, a damaged lock and a missing lock are reported."""
+    lock = get_lock(app)
     text = lock.read_text()
-    assert "no environment 'x'" in str(expect_error("install", "app", "-e", "x", **here))
-    error = expect_error("run", "app", "-e", "x", "--", "true", **here)
+    assert "no environment 'x'" in str(expect_error("install", "app", "-e", "x", **app.environment))
+    error = expect_error("run", "app", "-e", "x", "--", "true", **app.environment)
     assert "app -e x is not installed: run forge install app -e x" in str(error)
-    for damaged, says in (("version: [", "not a lock file"), (None, "not locked")):
-        lock.write_text(damaged) if damaged else lock.unlink()
-        error = expect_error("install", "app", **here)
-        assert says in str(error) and error.exit_code == 2
+    lock.write_text("version: [")
+    error = expect_error("install", "app", **app.environment)
+    assert "not a lock file" in str(error) and error.exit_code == 2
+    lock.unlink()
+    error = expect_error("install", "app", **app.environment)
+    assert "not locked" in str(error) and error.exit_code == 2
     lock.write_text(text)
 
 
 def test_what_does_not_solve(app: MiniProject) -> None:
-    """test_locks.py has what else a manifest may not have."""
-    manifest, text = app.root / "stacks/app/pixi.toml", lock_of(app).read_text()
+    """If a stack does not solve, its lock stays. test_locks.py has other faults of manifests."""
+    text = get_lock(app).read_text()
+    manifest = app.root / "stacks/app/pixi.toml"
     manifest.write_text(MANIFEST.replace('"1.0.*"', '"2.0.*"'))
     error = expect_error("lock", "app", **app.environment)
     manifest.write_text(MANIFEST)
     assert "does not solve" in str(error) and error.exit_code == 1
-    assert lock_of(app).read_text() == text
+    assert get_lock(app).read_text() == text

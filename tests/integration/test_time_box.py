@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`--stop-after`: a build ends in good order when its time is up, and the next run completes it.
+"""With `--stop-after`, a build ends in order when its time is up, and the next run completes it.
 
-No test waits for a clock: a script sends its driver the signal that the timer would send.
+No test waits until its time is up: a script sends the driver the signal that the timer would send.
 """
 
 import json
@@ -18,12 +18,15 @@ from forge.building.jobs import resume
 from forge.cli.time_box import NOT_FINISHED, TimeUp, parse_duration, time_box
 from forge.errors import ForgeError
 
+# Lines of a build script that send the signal to the driver. The engine leads the session of the
+# script, and the driver is the engine's parent.
 TIME_IS_UP = """\
-engine=$(cut -d ' ' -f 6 /proc/self/stat)  # it leads the session
+engine=$(cut -d ' ' -f 6 /proc/self/stat)
 kill -ALRM "$(sed -n 's/^PPid:\\t//p' "/proc/$engine/status")"
 """
-# As ninja: a compiler in a process group of its own, whose unfinished object goes with it.
-COMPILES = """\
+# Lines of a build script that behave as ninja does: a compiler runs in a process group of its own,
+# and its unfinished object is removed on SIGTERM.
+COMPILE = """\
 set -m
 trap 'rm unfinished.o; echo "removed what was unfinished" > "{note}"; exit 1' TERM
 (touch unfinished.o; exec sleep infinity) &
@@ -32,7 +35,10 @@ until [[ -e unfinished.o ]]; do sleep 0.05; done
 
 
 def is_running(process: int) -> bool:
-    """Whether it has not ended; where the first process reaps none, zombies stay."""
+    """Return whether a process has not ended.
+
+    An ended process may stay as a zombie, if the first process of the machine reaps none.
+    """
     try:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except FileNotFoundError:
@@ -88,7 +94,7 @@ def test_a_wrong_duration_is_one_message(command: list[str], tmp_path: Path) -> 
 
 
 def test_the_alarm_is_that_of_the_block() -> None:
-    """Timer and handler end with it."""
+    """time_box() sets the timer and the handler, and its end restores them."""
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(TimeUp, match="--stop-after 10h"), time_box("10h"):
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 35_000
@@ -110,14 +116,17 @@ def project(tmp_path: Path, host_base: None) -> MiniProject:
 def test_a_compile_ends_in_good_order(
     command: list[str], project: MiniProject, tmp_path: Path
 ) -> None:
-    """What is built stays, what runs removes its unfinished files, the next run does the rest."""
+    """When the time is up, a build script can remove its unfinished files.
+
+    Built packages stay, and the next run builds the other ones.
+    """
     note = tmp_path / "note"
     project.recipe("alpha")
-    script = f'if [[ ! -e "{note}" ]]; then\n{COMPILES.format(note=note)}{TIME_IS_UP}wait\nfi\n'
+    script = f'if [[ ! -e "{note}" ]]; then\n{COMPILE.format(note=note)}{TIME_IS_UP}wait\nfi\n'
     beta = project.recipe("beta", run=["alpha"]) / "build.sh"
     beta.write_text(script + beta.read_text())
-    ended = project.forge(*command, "--stop-after", "5h", code=NOT_FINISHED)
-    assert "not finished: the time of --stop-after 5h is up; run the same" in ended.stderr
+    done = project.forge(*command, "--stop-after", "5h", code=NOT_FINISHED)
+    assert "not finished: the time of --stop-after 5h is up; run the same" in done.stderr
     assert note.read_text() == "removed what was unfinished\n"
     assert processes_in(project.root) == []
     assert not list(project.root.rglob("unfinished.o"))
@@ -128,34 +137,38 @@ def test_a_compile_ends_in_good_order(
 
 
 def test_a_daemon_of_a_script_ends_too(project: MiniProject, tmp_path: Path) -> None:
-    """It has left the session, the folder and the engine's pipe, as a compiler's server does."""
-    number = tmp_path / "number"
+    """A daemon is killed although it has left the session, the folder and the engine's pipe.
+
+    The server of a compiler does so.
+    """
+    pid_file = tmp_path / "number"
     build = project.recipe("alpha") / "build.sh"
-    daemon = f"setsid sh -c 'cd /; echo $$ > {number}; exec sleep infinity' <&- >&- 2>&- &\n"
-    waits = f"until [[ -s {number} ]]; do sleep 0.05; done\n"
-    build.write_text(daemon + waits + TIME_IS_UP + "sleep infinity\n")
+    daemon = f"setsid sh -c 'cd /; echo $$ > {pid_file}; exec sleep infinity' <&- >&- 2>&- &\n"
+    wait = f"until [[ -s {pid_file} ]]; do sleep 0.05; done\n"
+    build.write_text(daemon + wait + TIME_IS_UP + "sleep infinity\n")
     project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
-    assert not is_running(int(number.read_text()))
+    assert not is_running(int(pid_file.read_text()))
 
 
 def test_time_is_up_in_a_package_test(project: MiniProject, tmp_path: Path) -> None:
-    """The package is whole then: the next run only tests it."""
-    log, ended = tmp_path / "log", tmp_path / "ended"
-    script = f'echo built >> "{log}"\n'
-    project.recipe("alpha", test="bash test.sh", script=script)
-    recipe = project.root / "recipes/alpha"
-    recipe.joinpath("test.sh").write_text(
-        f'[[ -e "{ended}" ]] && exit\ntouch "{ended}"\n{TIME_IS_UP}sleep infinity\n'
+    """If the time is up during a package test, the next run only tests the package."""
+    log = tmp_path / "log"
+    mark = tmp_path / "ended"
+    folder = project.recipe("alpha", test="bash test.sh", script=f'echo built >> "{log}"\n')
+    (folder / "test.sh").write_text(
+        f'[[ -e "{mark}" ]] && exit\ntouch "{mark}"\n{TIME_IS_UP}sleep infinity\n'
     )
-    text = (recipe / "recipe.yaml").read_text()
-    files = "\n    files: {recipe: [test.sh]}\nabout:"
-    (recipe / "recipe.yaml").write_text(text.replace("\nabout:", files))
+    recipe = folder / "recipe.yaml"
+    test_files = "\n    files: {recipe: [test.sh]}\nabout:"
+    recipe.write_text(recipe.read_text().replace("\nabout:", test_files))
     project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
     project.forge("build", "alpha")
     assert log.read_text() == "built\n" and project.to_build() == set()
 
 
 STAGES = ["prepare", "compile", "install", "clean", "pack"]
+# A build script in stages. It logs each stage that begins. In the stage {slow}, once, the time is
+# up.
 STAGED = """\
 source checks/stages.sh
 stage() {{
@@ -184,33 +197,43 @@ stage pack
 """
 
 
-def staged(project: MiniProject, slow: str, folder: Path, needs: str = "[]") -> Path:
-    """Write a recipe in stages; returns the log of the stages that began."""
+def write_staged_recipe(project: MiniProject, slow: str, folder: Path, host: str = "[]") -> Path:
+    """Write a recipe in stages.
+
+    Args:
+        project: The project.
+        slow: The stage in which the time is up.
+        folder: The folder for the log.
+        host: The host requirements.
+
+    Returns:
+        The log of the stages that begin.
+    """
     log = folder / "log"
     script = STAGED.format(log=log, note=folder / "note", slow=slow, time_is_up=TIME_IS_UP)
     source = f"[{{path: {RECIPES / 'checks'}, target_directory: checks}}]"
-    recipe = project.recipe("alpha", source=source)
-    (recipe / "build.sh").write_text(script)
-    text = (recipe / "recipe.yaml").read_text()
-    (recipe / "recipe.yaml").write_text(
-        text.replace("requirements:", f"requirements:\n  host: {needs}")
-    )
+    recipe_folder = project.recipe("alpha", source=source)
+    (recipe_folder / "build.sh").write_text(script)
+    recipe = recipe_folder / "recipe.yaml"
+    text = recipe.read_text().replace("requirements:", f"requirements:\n  host: {host}")
+    recipe.write_text(text)
     return log
 
 
 @pytest.mark.parametrize("slow", STAGES)
 def test_each_stage_is_gone_on_with(slow: str, project: MiniProject, tmp_path: Path) -> None:
-    """Finished stages stay, with what they made; the one in which the time was up begins again.
+    """The next run skips the finished stages, and starts with the one in which the time was up.
 
-    Once the files are in $PREFIX, which the next run has anew, all of them do.
+    If that stage comes after `install`, the next run repeats all stages: it has a new $PREFIX,
+    without the installed files.
     """
-    log = staged(project, slow, tmp_path)
+    log = write_staged_recipe(project, slow, tmp_path)
     project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
     assert processes_in(project.root) == []
     project.forge("build", "alpha", "--stop-after", "5h")
-    until = STAGES.index(slow) + 1
-    begun = STAGES[: 0 if slow in ("clean", "pack") else until - 1]
-    assert log.read_text().split() == STAGES[:until] + STAGES[len(begun) :]
+    index = STAGES.index(slow)
+    num_skipped = 0 if slow in ("clean", "pack") else index
+    assert log.read_text().split() == STAGES[: index + 1] + STAGES[num_skipped:]
     (package,) = project.channel.glob("*/*.conda")
     extract(package, tmp_path / "package")
     assert (tmp_path / "package/share/made").read_text().split() == STAGES[:3]
@@ -219,17 +242,21 @@ def test_each_stage_is_gone_on_with(slow: str, project: MiniProject, tmp_path: P
 
 @pytest.mark.parametrize("change", ["recipe", "environment", "killed"])
 def test_what_has_changed_begins_anew(change: str, project: MiniProject, tmp_path: Path) -> None:
-    """The tree of another recipe, with other packages in its environments, or of a killed run."""
+    """All stages are repeated if the recipe or a package of its environments has changed.
+
+    They are also repeated if the first run was killed.
+    """
     project.recipe("beta")
     project.forge("build", "beta")
-    log = staged(project, "install", tmp_path, "[beta]")
+    log = write_staged_recipe(project, "install", tmp_path, "[beta]")
     project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
     (folder,) = (project.root / "build/staging").iterdir()
     assert (folder / "stopped.json").exists()
     if change == "recipe":
         with (project.root / "recipes/alpha/build.sh").open("a") as script:
             script.write("true\n")
-    elif change == "environment":  # as when conda-forge has a newer one
+    elif change == "environment":
+        # As if beta had been updated since the first run.
         (environments,) = folder.glob("bld/*/work/.environments")
         environments.write_text(environments.read_text().replace("beta-1.0", "beta-0.9"))
     else:
@@ -240,7 +267,10 @@ def test_what_has_changed_begins_anew(change: str, project: MiniProject, tmp_pat
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_what_stays_of_a_stopped_build(is_same: bool, tmp_path: Path) -> None:
-    """The packages of a finished Python and the tree; not the package that was being written."""
+    """The packages of a finished Python and the build tree stay, if the job is the same.
+
+    A package that was being written is removed. If the job has changed, all files are removed.
+    """
     job = {"action": "build", "variant_overrides": {"content_digest": ["a"]}}
     files = {
         "stopped.json": json.dumps(job),
@@ -256,6 +286,9 @@ def test_what_stays_of_a_stopped_build(is_same: bool, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     resume(tmp_path / "output", job if is_same else job | {"action": "another"})
-    left = {f"{p.relative_to(tmp_path)}" for p in tmp_path.rglob("*") if p.is_file()}
-    kept = {"done-0", "linux-64/a-py312_0.conda", "stopped/.done-prepare"}
-    assert left == ({f"output/{name}" for name in kept} if is_same else set())
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    names = {str(path.relative_to(tmp_path / "output")) for path in paths}
+    if is_same:
+        assert names == {"done-0", "linux-64/a-py312_0.conda", "stopped/.done-prepare"}
+    else:
+        assert names == set()

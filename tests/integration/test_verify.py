@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`forge verify`: a package beside the recipe that it says it was built from."""
+"""`forge verify` compares a package with the recipe from which it states that it was built."""
 
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-import zstandard
-from support.conda_packages import file, package, repack, tarball
+from support.conda_packages import file, package, repacked, tarball
 from support.project import MiniProject
 
+from forge.conda.package import Package
 from forge.files import sha256_file
 
 URL = "http://upstream.invalid/demo-1.0.tar.gz"
@@ -44,9 +41,10 @@ ln -s text "$PREFIX/share/{name}/link"
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
-    """alpha 1.0, from an archive, a patch and a folder of the repository.
+    """A project with the packages alpha and beta, in a git repository.
 
-    beta, whose package has a GPU's name in its own, needs it.
+    alpha is built from an archive, a patch and a folder of the repository. beta requires alpha, and
+    the name of its package contains that of the GPU.
     """
     project = MiniProject(tmp_path_factory.mktemp("app"))
     archive = project.root / "demo-1.0.tar.gz"
@@ -58,11 +56,11 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
         {"url": URL, "sha256": sha256_file(archive), "patches": [f"../../{PATCH_NAME}"]},
         {"path": "../../src/alpha"},
     ]
-    folder = project.recipe("alpha", script=SCRIPT, source=json.dumps(source))
-    recipe = (folder / "recipe.yaml").read_text()
-    recipe = recipe.replace("  noarch: generic\n", "")  # noarch packages must not hold links
-    recipe = recipe.replace("  run: []", '  host: [packaging]\n  run: ["packaging >=20"]')
-    (folder / "recipe.yaml").write_text(recipe)
+    alpha = project.recipe("alpha", script=SCRIPT, source=json.dumps(source)) / "recipe.yaml"
+    # A noarch package must not contain links.
+    text = alpha.read_text().replace("  noarch: generic\n", "")
+    text = text.replace("  run: []", '  host: [packaging]\n  run: ["packaging >=20"]')
+    alpha.write_text(text)
     beta = project.recipe("beta", run=["alpha"]) / "recipe.yaml"
     beta.write_text(beta.read_text().replace("{name: beta,", '{name: "beta-${{ gpu_arch }}",'))
     (project.root / "build" / "sources").unlink()
@@ -80,30 +78,35 @@ def git(root: Path, *words: str) -> str:
 
 
 def commit(root: Path, message: str) -> str:
+    """Commit all files of a repository, and return the commit."""
     git(root, "add", "-A")
-    who = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
-    git(root, *who, "commit", "-q", "--allow-empty", "-m", message)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    git(root, *identity, "commit", "-q", "--allow-empty", "-m", message)
     return git(root, "rev-parse", "HEAD")
 
 
 @pytest.fixture(scope="module")
 def built(app: MiniProject) -> Path:
+    """The package of alpha."""
     (path,) = app.channel.glob("*/alpha-*.conda")
     return path
 
 
 def test_a_package_is_as_its_recipe(app: MiniProject) -> None:
-    """With patches and local sources, and where it needs another of ours; also at a commit."""
-    files = [*map(str, app.channel.glob("*/*.conda"))]
-    for words in ([], ["--commit", "HEAD"]):
-        done = app.forge("verify", *files, *words)
+    """Packages agree with their recipes in the checkout and in a commit.
+
+    One has patches and local sources, and the other requires a package of ours.
+    """
+    files = [str(path) for path in app.channel.glob("*/*.conda")]
+    for options in ([], ["--commit", "HEAD"]):
+        done = app.forge("verify", *files, *options)
         assert done.stdout.count(": as its recipe; compared: ") == 2, done.stdout
         assert "3 files with its own list" in done.stdout
         assert "its recipe with recipes/alpha" in done.stdout
 
 
 def test_what_extra_states_is_not_compared(app: MiniProject, built: Path) -> None:
-    """It says what was done with earlier builds, and changes when a later one is tried."""
+    """A change below `extra` is no difference: it states how earlier builds were tested."""
     recipe = app.root / "recipes/alpha/recipe.yaml"
     text = recipe.read_text()
     try:
@@ -113,6 +116,7 @@ def test_what_extra_states_is_not_compared(app: MiniProject, built: Path) -> Non
         recipe.write_text(text)
 
 
+# Edits of the checkout: a file, the old text, the new text, and a part of the message.
 EDITS: dict[str, tuple[str, str, str, str]] = {
     "a patch": ("patches/alpha/0001-more.patch", "+patched", "+other", "0001-more.patch"),
     "a local source": ("src/alpha/own", "own", "other", "src/alpha"),
@@ -125,28 +129,33 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
 
 @pytest.mark.parametrize("case", EDITS)
 def test_another_recipe_is_named(case: str, app: MiniProject, built: Path) -> None:
-    """By what differs; the commit that it was built from has it as it was."""
-    name, old, new, named = EDITS[case]
+    """The message names what an edit has changed.
+
+    The package still agrees with the commit before the edit, and differs from the one after it.
+    """
+    name, old, new, message = EDITS[case]
     path = app.root / name
     text = path.read_text()
     assert old in text, text
     path.write_text(text.replace(old, new, 1))
     try:
         done = app.forge("verify", str(built), code=1)
-        assert named in done.stdout and "alpha-1.0" in done.stdout, done.stdout
+        assert message in done.stdout and "alpha-1.0" in done.stdout, done.stdout
         assert ": differs; compared: " in done.stdout
         assert ": as its recipe" in app.forge("verify", str(built), "--commit", "HEAD").stdout
         changed = commit(app.root, "changed")
         path.write_text(text)
         assert ": as its recipe" in app.forge("verify", str(built)).stdout
-        assert named in app.forge("verify", str(built), "--commit", changed, code=1).stdout
+        assert message in app.forge("verify", str(built), "--commit", changed, code=1).stdout
     finally:
         path.write_text(text)
         commit(app.root, "as it was")
-    assert not [*(app.root / "build").glob(".forge-*")]
+    assert list((app.root / "build").glob(".forge-*")) == []
 
 
 def edit_rendered(change: Callable[[dict], object]) -> Callable[[str, str, bytes], bytes]:
+    """Return a function for repacked() that changes the rendered recipe of a package."""
+
     def edit(_: str, name: str, content: bytes) -> bytes:
         if name != "info/recipe/rendered_recipe.yaml":
             return content
@@ -157,26 +166,37 @@ def edit_rendered(change: Callable[[dict], object]) -> Callable[[str, str, bytes
     return edit
 
 
-def edit_content(data: dict) -> None:
-    base, content, rest = data["build_configuration"]["variant"]["content_digest"].split("-")
-    data["build_configuration"]["variant"]["content_digest"] = f"{base}-{content[::-1]}-{rest}"
+def edit_digest(data: dict) -> None:
+    """Change the digest of the files that the package was built from."""
+    variant = data["build_configuration"]["variant"]
+    base, content, suffix = variant["content_digest"].split("-")
+    variant["content_digest"] = f"{base}-{content[::-1]}-{suffix}"
 
 
 def hide_source(data: dict) -> None:
-    """State a false source, and the true one in keys that read like the places of its values."""
-    (source, *_), recipe = data["recipe"]["source"], data["recipe"]
-    recipe |= {f"source.0.{key}": source[key] for key in ("url", "sha256")}
+    """State a false source, and the true one in keys such as `source.0.url`.
+
+    `forge verify` writes the path of a value like these keys.
+    """
+    recipe = data["recipe"]
+    source = recipe["source"][0]
+    for key in ("url", "sha256"):
+        recipe[f"source.0.{key}"] = source[key]
     source |= {"url": "https://evil.invalid/x.tar.gz", "sha256": "1" * 64}
 
 
-def repeat_without_end(data: dict) -> None:
-    """Lists of ten times the list before, which YAML writes as ten names of it."""
+def add_nested_lists(data: dict) -> None:
+    """Add lists that have a hundred million values, but are short in YAML.
+
+    Each list has the same list ten times, which YAML writes as ten aliases.
+    """
     values = ["x"] * 10
     for _ in range(7):
         values = [values] * 10
     data["recipe"]["about"]["more"] = values
 
 
+# False rendered recipes: a function that changes the recipe, and a pattern of the message.
 LIES: dict[str, tuple[Callable[[dict], object], str]] = {
     "a source's hash": (
         lambda d: d["recipe"]["source"][0].update(sha256="0" * 64),
@@ -187,13 +207,13 @@ LIES: dict[str, tuple[Callable[[dict], object], str]] = {
         "source.0.url",
     ),
     "a source beside the true one": (hide_source, "source.0.sha256: the package has 1111"),
-    "values without end": (repeat_without_end, "has more than 10000 values"),
+    "values without end": (add_nested_lists, "has more than 10000 values"),
     "no patch": (lambda d: d["recipe"]["source"][0].pop("patches"), "source.0.patches.0"),
     "one patch more": (
         lambda d: d["recipe"]["source"][0]["patches"].append("x.patch"),
         "source.0.patches.1",
     ),
-    "other files read": (edit_content, "content: the package was made from files with digest"),
+    "other files read": (edit_digest, "content: the package was made from files with digest"),
     "a variant": (
         lambda d: d["build_configuration"]["variant"].update(gpu_arch="gfx1100"),
         "variant.gpu_arch|build.string",
@@ -215,13 +235,14 @@ LIES: dict[str, tuple[Callable[[dict], object], str]] = {
 def test_a_package_that_says_something_else(
     case: str, app: MiniProject, built: Path, tmp_path: Path
 ) -> None:
-    change, named = LIES[case]
+    change, pattern = LIES[case]
     other = repack(built, tmp_path / built.name, edit_rendered(change))
     done = app.forge("verify", str(other), code=1)
-    assert re.search(named, done.stdout), done.stdout
+    assert re.search(pattern, done.stdout), done.stdout
     assert all(len(line) < 1000 for line in done.stdout.splitlines())
 
 
+# False values of info/index.json.
 INDEX_LIES: dict[str, object] = {
     "build_number": 7,
     "license": "Apache-2.0",
@@ -235,7 +256,10 @@ INDEX_LIES: dict[str, object] = {
 def test_an_index_that_is_not_of_its_recipe(
     key: str, app: MiniProject, built: Path, tmp_path: Path
 ) -> None:
-    """Solvers and installers read info/index.json, and not the rendered recipe."""
+    """A false value in info/index.json is named, though the rendered recipe is right.
+
+    Solvers and installers read info/index.json only.
+    """
 
     def edit(_: str, name: str, content: bytes) -> bytes:
         if name != "info/index.json":
@@ -249,15 +273,9 @@ def test_an_index_that_is_not_of_its_recipe(
 def test_another_version_with_the_same_recipe(
     app: MiniProject, built: Path, tmp_path: Path
 ) -> None:
-    with zipfile.ZipFile(built) as archive:
-        (name,) = [item for item in archive.namelist() if item.startswith("info-")]
-        content = zstandard.ZstdDecompressor().decompressobj().decompress(archive.read(name))
-    with tarfile.open(fileobj=io.BytesIO(content)) as members:
-        stream = members.extractfile("info/recipe/rendered_recipe.yaml")
-        rendered = ("info/recipe/rendered_recipe.yaml", stream.read() if stream else b"")
-    newer = package(
-        tmp_path, [file("x")], "alpha", info=[file(*rendered)], version="9.9", dist="alpha-9.9-0"
-    )
+    name = "recipe/rendered_recipe.yaml"
+    info = [file(f"info/{name}", Package(built).info[name])]
+    newer = package(tmp_path, [file("x")], "alpha", info=info, version="9.9", dist="alpha-9.9-0")
     done = app.forge("verify", str(newer), code=1)
     assert "version: the package has 9.9, its rendered recipe has 1.0" in done.stdout
     assert "build: the package has 0, its rendered recipe has hostbound_h" in done.stdout
@@ -290,8 +308,9 @@ def test_a_package_of_no_recipe_is_not_compared(app: MiniProject, tmp_path: Path
 
 @pytest.mark.parametrize("text", ["", "[]", "outputs: [", "outputs: 5", "package: 3"])
 def test_another_recipe_that_is_none(text: str, app: MiniProject, built: Path) -> None:
-    """The message names it, and does not blame the package."""
-    (path := app.root / "recipes/aaa/recipe.yaml").parent.mkdir()
+    """The message names the damaged recipe of another package, and not the verified package."""
+    path = app.root / "recipes/aaa/recipe.yaml"
+    path.parent.mkdir()
     path.write_text(text)
     try:
         assert f"{path} is not a recipe: " in app.forge("verify", str(built), code=1).stdout
@@ -300,7 +319,8 @@ def test_another_recipe_that_is_none(text: str, app: MiniProject, built: Path) -
 
 
 def test_a_pipe_is_not_waited_for(app: MiniProject, tmp_path: Path) -> None:
-    os.mkfifo(pipe := tmp_path / "a-1-0.conda")
+    pipe = tmp_path / "a-1-0.conda"
+    os.mkfifo(pipe)
     assert "is not a file, but a pipe" in app.forge("verify", str(pipe), code=2).stderr
 
 
@@ -311,18 +331,23 @@ def test_a_commit_that_is_not_there(revision: str, app: MiniProject, built: Path
 
 
 def test_a_commit_whatever_git_is_told(app: MiniProject, built: Path, tmp_path: Path) -> None:
-    """As in a hook, and with line ends of Windows; this checkout stays where it is."""
-    (config := tmp_path / "config").write_text("[core]\n autocrlf = true\n")
-    old, new = git(app.root, "rev-parse", "HEAD"), commit(app.root, "newer")
-    for told in ({"GIT_DIR": str(app.root / ".git")}, {"GIT_CONFIG_GLOBAL": str(config)}):
-        done = app.forge("verify", str(built), "--commit", old, **told)
+    """`--commit` works in a git hook, which sets GIT_DIR, and with Windows line ends.
+
+    The checkout keeps its commit and its files.
+    """
+    config = tmp_path / "config"
+    config.write_text("[core]\n autocrlf = true\n")
+    old = git(app.root, "rev-parse", "HEAD")
+    new = commit(app.root, "newer")
+    for variables in ({"GIT_DIR": str(app.root / ".git")}, {"GIT_CONFIG_GLOBAL": str(config)}):
+        done = app.forge("verify", str(built), "--commit", old, **variables)
         assert ": as its recipe" in done.stdout
         assert git(app.root, "rev-parse", "HEAD") == new
         assert git(app.root, "symbolic-ref", "HEAD") and not git(app.root, "status", "--short")
 
 
 def test_without_git_the_files_as_they_are(app: MiniProject, built: Path, tmp_path: Path) -> None:
-    """As in an archive of this repository."""
+    """A copy without git history is compared as it is, for example an unpacked archive."""
     copy = tmp_path / "copy"
     shutil.copytree(app.root, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", "build"))
     done = app.forge("verify", str(built), FORGE_ROOT=str(copy))

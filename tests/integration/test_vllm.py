@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's real sources with our patches, without installing it: detection, memory, requirements."""
+"""vLLM's real sources with our patches detect the GPU and count its memory correctly.
+
+The recipe's requirements and pins are those of the sources. vLLM is not installed.
+"""
 
 import os
 import re
@@ -24,12 +27,12 @@ from forge.sources.cache import SourceCache
 
 CHECKS = CHECKOUT / "recipes" / "vllm"
 VALIDATOR = CHECKOUT / "packages" / "strix-validate" / "src"
-# what AMD builds vLLM with and we do not
-KNOWN = [
+# Versions that AMD builds vLLM with, and that differ from ours.
+KNOWN_DIFFERENCES = [
     "AITER_BRANCH=0.1.26, but our amd-aiter is 0.1.20.post1",
     "TRITON_VERSION=3.8.0, but our triton is 3.7.1",
 ]
-# PyPI's name -> conda-forge's, where they differ
+# The names of packages on conda-forge that differ from those on PyPI, by the latter.
 CONDA_NAMES = {
     "huggingface-hub": "huggingface_hub",
     "prometheus-client": "prometheus_client",
@@ -39,7 +42,7 @@ CONDA_NAMES = {
 
 @pytest.fixture(scope="module")
 def trees(recipes: RecipeSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """What our patches touch of vLLM's sdist: as upstream made it, and patched."""
+    """Two trees of vLLM's sdist: upstream's, and the patched one. Some parts are left out."""
     recipe = recipes.recipes["vllm"]
     source = parse_source(recipe, next(data for data in recipe.sources if "patches" in data))
     try:
@@ -47,13 +50,14 @@ def trees(recipes: RecipeSet, tmp_path_factory: pytest.TempPathFactory) -> tuple
     except NotAttempted as error:
         pytest.skip(f"not attempted: {error}")
     folder = tmp_path_factory.mktemp("vllm")
-    touched = ("vllm/", "requirements/", "setup.py", "docker/Dockerfile.rocm_base", "cmake/")
-    parts = tuple(f"vllm-{recipe.version}/{part}" for part in touched)
+    parts = ("vllm/", "requirements/", "setup.py", "docker/Dockerfile.rocm_base", "cmake/")
+    prefixes = tuple(f"vllm-{recipe.version}/{part}" for part in parts)
     with tarfile.open(archive) as tar:
-        wanted = [member for member in tar if member.name.startswith(parts)]
-        tar.extractall(folder, wanted, **FILTER)
-    upstream, patched = folder / f"vllm-{recipe.version}", folder / "patched"
-    # links: git writes another file in the place of one that it changes
+        members = [member for member in tar if member.name.startswith(prefixes)]
+        tar.extractall(folder, members, **FILTER)
+    upstream = folder / f"vllm-{recipe.version}"
+    patched = folder / "patched"
+    # Hard links suffice: git replaces a file that it changes by a new one.
     shutil.copytree(upstream, patched, copy_function=os.link)
     for patch in sorted((CHECKOUT / "patches/vllm").glob("*.patch")):
         subprocess.run(["git", "apply", "-p1", patch], cwd=patched, check=True)
@@ -62,19 +66,20 @@ def trees(recipes: RecipeSet, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 @pytest.fixture(scope="module")
 def python(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with the host base's torch."""
+    """A Python interpreter with the host base's torch."""
     project = MiniProject(tmp_path_factory.mktemp("env"))
     project.recipe("probe")
     project.stack("detect", "python", "pytorch", "packaging", "psutil", "numpy", "pydantic")
     project.forge("lock", "detect")
     project.forge("install", "detect")
-    run = project.forge("run", "detect", "--", "python", "-c", "import sys; print(sys.executable)")
-    return Path(run.stdout.strip())
+    done = project.forge("run", "detect", "--", "python", "-c", "import sys; print(sys.executable)")
+    return Path(done.stdout.strip())
 
 
-def check(python: Path, name: str, source: Path, *cases: str) -> subprocess.CompletedProcess[str]:
+def check(python: Path, name: str, tree: Path, *cases: str) -> subprocess.CompletedProcess[str]:
+    """Run a check of the recipe on a tree of vLLM, by default with all of its cases."""
     return subprocess.run(
-        [python, CHECKS / f"{name}.py", "--source", source, *cases],
+        [python, CHECKS / f"{name}.py", "--source", tree, *cases],
         env=os.environ | {"PYTHONPATH": str(VALIDATOR)},
         capture_output=True,
         text=True,
@@ -90,7 +95,7 @@ def test_patched(trees: tuple[Path, Path], python: Path, name: str, number: int)
 
 
 def test_upstream_does_not_find_the_gpu(trees: tuple[Path, Path], python: Path) -> None:
-    """The check fails without the patches, in the cases that they are for."""
+    """Without our patches, the check fails in the cases that the patches are for."""
     cases = ("no driver", "no amdsmi", "amdsmi lists it")
     done = check(python, "check_detection", trees[0], *cases)
     assert done.returncode == 1
@@ -105,17 +110,21 @@ def test_upstream_does_not_find_the_gpu(trees: tuple[Path, Path], python: Path) 
 def test_other_counts_of_memory_are_wrong(
     trees: tuple[Path, Path], python: Path, tmp_path: Path
 ) -> None:
-    """Counting an integrated GPU as upstream does for CUDA, or Strix Halo as a discrete one."""
+    """The check fails if vLLM counts memory in another way.
+
+    It may count that of an integrated GPU as upstream does for CUDA, or take Strix Halo for a
+    discrete GPU.
+    """
     upstream, patched = trees
-    shutil.copytree(patched, tree := tmp_path / "vllm")
-    memory, platform = (
-        tree / "vllm" / name for name in ("utils/mem_utils.py", "platforms/rocm.py")
-    )
-    shutil.copy(upstream / memory.relative_to(tree), memory)
+    tree = tmp_path / "vllm"
+    shutil.copytree(patched, tree)
+    memory = tree / "vllm/utils/mem_utils.py"
+    shutil.copy(upstream / "vllm/utils/mem_utils.py", memory)
     done = check(python, "check_memory", tree, "64 GiB carved out", "512 MiB and 96 GiB of GTT")
     assert done.returncode == 1 and "64 GiB carved out: ok" in done.stdout
     assert f"free: {118 * 2**30}, not {96 * 2**30}" in done.stdout
-    shutil.copy(patched / memory.relative_to(tree), memory)
+    shutil.copy(patched / "vllm/utils/mem_utils.py", memory)
+    platform = tree / "vllm/platforms/rocm.py"
     text = platform.read_text()
     assert "return memory is None or memory[1]" in text
     platform.write_text(text.replace("return memory is None or memory[1]", "return False"))
@@ -168,7 +177,7 @@ def test_recipe_requires_what_upstream_does(recipes: RecipeSet, trees: tuple[Pat
     run = rendered["requirements"]["run"]
     not_required = vllm.extra["not_required"]
     upstream = read_requirements(trees[0])
-    # rocm.txt narrows it for the build; common.txt has the bound of a run
+    # The bound of setuptools in rocm.txt is for the build. The one in common.txt is for a run.
     upstream["setuptools"] = read_requirements(trees[0], "common.txt")["setuptools"]
     assert len(upstream) > 60
     assert find_differences(upstream, run, not_required) == []
@@ -199,20 +208,27 @@ def test_differences_from_upstream_are_reported() -> None:
 
 
 def test_pins_are_those_that_amd_builds_with(recipes: RecipeSet, trees: tuple[Path, Path]) -> None:
-    """For ROCm they are in upstream's Dockerfile, and not in the metadata, which is CUDA's."""
+    """The versions with which AMD builds vLLM are ours, with two differences.
+
+    AMD's versions are in upstream's Dockerfile. The metadata has those of the CUDA build.
+    docs/vllm.md explains the differences.
+    """
     vllm = recipes.recipes["vllm"]
     (stated,) = vllm.extra["built_with"].values()
     assert {"pytorch", "torchvision", "torchaudio", "triton"} < set(stated.values())
-    pairs = versions.pairings(recipes, vllm, vllm.version, trees[0])
-    said = [line.partition(" has ")[2] for line in pairs]
-    # docs/vllm.md says why
-    assert [line for line in said if ", but our " in line] == KNOWN and len(said) > len(KNOWN)
+    lines = versions.pairings(recipes, vllm, vllm.version, trees[0])
+    pairings = [line.partition(" has ")[2] for line in lines]
+    differences = [pairing for pairing in pairings if ", but our " in pairing]
+    assert differences == KNOWN_DIFFERENCES and len(pairings) > len(differences)
 
 
 def test_triton_kernels_are_the_other_ones_that_upstream_names(trees: tuple[Path, Path]) -> None:
-    """Those for ROCm are made for Triton 3.8; see docs/vllm.md."""
-    named = (trees[0] / "cmake/external_projects/triton_kernels.cmake").read_text()
-    tags = re.findall(r'set\(TRITON_KERNELS_TAG "(.+)"\)', named)
+    """The recipe does not take the Triton kernels that upstream names for ROCm.
+
+    Those are for Triton 3.8; see docs/vllm.md.
+    """
+    text = (trees[0] / "cmake/external_projects/triton_kernels.cmake").read_text()
+    tags = re.findall(r'set\(TRITON_KERNELS_TAG "(.+)"\)', text)
     assert tags == ["669b31acc1dd1b3fd93286afd5db67f65d9f7557", "v3.5.1"]
     recipe = (CHECKOUT / "recipes/vllm/recipe.yaml").read_text()
     assert "git: https://github.com/triton-lang/triton.git" in recipe and tags[0] not in recipe
