@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The recipes themselves, run without conda-forge, AMD and GitHub: docs/rehearsal.md."""
+"""Run the recipes without conda-forge, AMD's server and GitHub. docs/rehearsal.md explains it."""
 
 import sys
 from pathlib import Path
@@ -21,77 +21,87 @@ from rehearsal import (  # noqa: E402
 )
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-# a command's own words, `--` among them, which else click takes for its own
-WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+# Passes all words of a command on, also `--`, which click otherwise takes as an option of its own.
+PASS_ON = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+}
 Folder = Annotated[Path, typer.Argument(help="The rehearsal's own folder, outside the checkout.")]
 
 
 @app.command()
 def packages() -> None:
     """Print the Debian packages that a rehearsal needs."""
-    parts = {name for part in conda_forge.PARTS.values() for name in part.debs}
-    tools = {"g++-14", "gcc-14", "gfortran-14", "binutils", "patchelf", "python3-venv", "e2fsprogs"}
-    print(*sorted({*therock.PACKAGES, *parts, *tools, "python3-dev", "git"}), sep="\n")
+    names = {"g++-14", "gcc-14", "gfortran-14", "binutils", "patchelf", "python3-venv"}
+    names |= {"e2fsprogs", "python3-dev", "git", *therock.PACKAGES}
+    for part in conda_forge.PARTS.values():
+        names.update(part.debs)
+    print(*sorted(names), sep="\n")
 
 
 @app.command()
 def make(
     folder: Folder,
     host: Annotated[
-        compilers.Host, typer.Option(help="The host compiler, for good.")
+        compilers.Host, typer.Option(help="The host compiler. It cannot be changed later.")
     ] = compilers.Host.GXX,
-    torch: Annotated[
-        bool, typer.Option("--thin-torch", help="Most of torch's kernels are not compiled.")
+    is_torch_thin: Annotated[
+        bool, typer.Option("--thin-torch", help="Do not compile most of torch's kernels.")
     ] = False,
-    vllm: Annotated[
-        bool, typer.Option("--thin-vllm", help="Most of vLLM's kernels are not compiled.")
+    is_vllm_thin: Annotated[
+        bool, typer.Option("--thin-vllm", help="Do not compile most of vLLM's kernels.")
     ] = False,
 ) -> None:
-    """Make both stand-ins and the copy of the checkout; what is there already stays."""
+    """Make both stand-ins, which are kept if they exist, and copy the checkout."""
     debian.require_sid()
     place = checkout.Place.make(folder)
-    with place.noted("archive"):
-        place.archive()
-    copy = place.copy()
-    with place.noted("channel"):
+    with place.record_cost("archive"):
+        place.make_archive()
+    copy = place.copy_checkout()
+    with place.record_cost("channel"):
         conda_forge.make(
             place.conda_forge,
             place.work,
             host,
             copy / "recipes/bases/host" / "copy_interpreter.py",
-            [*checkout.PYPI, *conda_forge.asked(copy)],
+            [*checkout.PYPI, *conda_forge.list_wheel_specs(copy)],
         )
-    asked = ((torch, thin_torch), (vllm, thin_vllm))
-    print(place.overlay(*(module for wanted, module in asked if wanted)))
+    thin_modules = []
+    if is_torch_thin:
+        thin_modules.append(thin_torch)
+    if is_vllm_thin:
+        thin_modules.append(thin_vllm)
+    print(place.apply_overlay(*thin_modules))
 
 
-@app.command(context_settings=WORDS)
+@app.command(context_settings=PASS_ON)
 def forge(context: typer.Context, folder: Folder) -> None:
-    """Run ./forge on the copy: `forge DIR build rocm-sdk`."""
-    raise typer.Exit(checkout.Place.at(folder).forge(context.args))
+    """Run ./forge on the copy, as in `forge DIR build rocm-sdk`."""
+    raise typer.Exit(checkout.Place.at(folder).run_forge(context.args))
 
 
 @app.command()
 def night(folder: Folder) -> None:
-    """Run the owner's night on the copy, without a GPU, into DIR/night: docs/owner.md."""
-    raise typer.Exit(checkout.Place.at(folder).night())
+    """Run the owner's night on the copy, without a GPU, into DIR/night (see docs/owner.md)."""
+    raise typer.Exit(checkout.Place.at(folder).run_night())
 
 
 @app.command()
 def channel(
     folder: Folder,
-    recipes: Annotated[list[str], typer.Argument(help="All that they need with them.")] = (
-        workflow.RECIPES
-    ),
+    recipes: Annotated[
+        list[str], typer.Argument(help="The recipes, and all recipes that they require.")
+    ] = (workflow.RECIPES),
 ) -> None:
-    """Run channel.yml on the copy as GitHub would, by default for what aotriton needs."""
+    """Run channel.yml on the copy as GitHub would, by default for the recipes up to aotriton."""
     raise typer.Exit(workflow.run_channel(checkout.Place.at(folder), recipes))
 
 
-@app.command(context_settings=WORDS)
+@app.command(context_settings=PASS_ON)
 def user(context: typer.Context, folder: Folder) -> None:
-    """Run a command as a user of what is published: `user DIR forge lock attention`, or pixi."""
-    raise typer.Exit(checkout.Place.at(folder).user(context.args))
+    """Run a command as a user of the published packages, as in `user DIR forge lock attention`."""
+    raise typer.Exit(checkout.Place.at(folder).run_as_user(context.args))
 
 
 @app.command()
@@ -100,8 +110,8 @@ def untested(
     recipe: str,
     variant: Annotated[list[str], typer.Option(metavar="KEY=VALUE", help="Repeatable.")] = [],  # noqa: B006
 ) -> None:
-    """Build one recipe alone and skip its tests; the package stays out of the channel."""
-    raise typer.Exit(checkout.Place.at(folder).untested(recipe, variant))
+    """Build one recipe without its tests. The channel does not get the package."""
+    raise typer.Exit(checkout.Place.at(folder).build_untested(recipe, variant))
 
 
 if __name__ == "__main__":

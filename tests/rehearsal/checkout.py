@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A copy of the checkout whose pins name the stand-ins, and the driver run in it."""
+"""The folder of a rehearsal: its copy of the checkout, and the programs that run in the copy.
+
+An overlay changes the copy so that its recipes use the stand-ins.
+"""
 
 import contextlib
 import difflib
@@ -30,45 +33,52 @@ from forge.hostbase.wheels import PYTHON
 VERSION = "10.0.0"
 ARCHIVE = f"therock-dist-linux-gfx1151-{VERSION}.tar.gz"
 COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
-# What is Debian's too, and required of PyPI by metadata or by AOTriton, which takes no CMake 4.
+# Wheels of programs that Debian has too. Metadata of other wheels requires them, and AOTriton
+# refuses CMake 4.
 PYPI = ["cmake<4", "ninja"]
-RECIPE, VARIANTS = "recipes/rocm-sdk/recipe.yaml", "recipes/bases/conda-forge/variants.yaml"
-BASES, GATE = "src/forge/bases.py", "src/forge/channel/gate.py"
+# Files that the overlay changes.
+RECIPE = "recipes/rocm-sdk/recipe.yaml"
+VARIANTS = "recipes/bases/conda-forge/variants.yaml"
+BASES = "src/forge/bases.py"
+GATE = "src/forge/channel/gate.py"
 TORCH = "recipes/pytorch/recipe.yaml"
-# The file by which a rehearsal knows the folders that it made, and alone may delete from.
+# A rehearsal makes this file in its own folders. It deletes files in no other folder.
 MARK = ".rehearsal"
-OWN = "Made by tests/rehearsal, which deletes and overwrites what is in this folder.\n"
+MARK_TEXT = "Made by tests/rehearsal, which deletes and overwrites what is in this folder.\n"
 
 
-def cpu_seconds() -> float:
-    """What this process has cost so far, with the children that have ended."""
-    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+def measure_cpu_seconds() -> float:
+    """Return the CPU time of this process and of its children that have ended."""
+    usages = [
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    ]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 class Refused(SystemExit):
-    """What was asked for would leave the rehearsal's folder, or the overlay does not fit."""
+    """A command would change files outside of the rehearsal, or the overlay does not fit."""
 
 
 def mark(folder: Path) -> None:
-    """Mark a folder as the rehearsal's own, and create it if it is not there.
+    """Mark a folder as the rehearsal's own, and create it if it does not exist.
 
     Raises:
-        Refused: It holds files and has no mark: they are somebody's.
+        Refused: The folder has files and no mark, so the files are somebody's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted(path.name for path in folder.iterdir())
     if names and MARK not in names:
         raise Refused(
-            f"{folder} holds {names[0]} and was not made by a rehearsal (it has no {MARK}), so "
-            "nothing in it is touched: name a new folder"
+            f"{folder} contains {names[0]} and was not made by a rehearsal: it has no {MARK}. "
+            "Nothing in it was changed. Name a new folder"
         )
-    (folder / MARK).write_text(OWN)
+    (folder / MARK).write_text(MARK_TEXT)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of a rehearsal: all that it makes is below it."""
+    """The folder of a rehearsal. A rehearsal changes no other folder."""
 
     folder: Path
 
@@ -77,7 +87,7 @@ class Place:
         """Return the folder of a rehearsal, new or made by an earlier one.
 
         Raises:
-            Refused: It is in the checkout, or holds what no rehearsal made.
+            Refused: The folder is in the checkout, or has files that no rehearsal made.
         """
         folder = folder.resolve()
         if folder.is_relative_to(CHECKOUT):
@@ -90,27 +100,27 @@ class Place:
         """Return the folder of a rehearsal that `make` has made.
 
         Raises:
-            Refused: It has no mark, or a link in it leads elsewhere.
+            Refused: The folder has no mark, or a link in it leads to another folder.
         """
         place = cls(folder.resolve())
         if not (place.folder / MARK).is_file():
             raise Refused(
-                f"{place.folder} is no rehearsal's folder (it has no {MARK}): make one first, by "
-                f"python tests/rehearsal make {folder}"
+                f"{place.folder} is not the folder of a rehearsal: it has no {MARK}. Make one "
+                f"first: python tests/rehearsal make {folder}"
             )
         for path in place.folder.iterdir():
             if path.is_symlink():
-                raise Refused(f"{path} is a link: a rehearsal writes into its own folder alone")
+                raise Refused(f"{path} is a link, and a rehearsal writes only into its own folder")
         return place
 
     @property
     def conda_forge(self) -> Path:
-        """The stand-in channel."""
+        """The channel that replaces conda-forge."""
         return self.folder / "conda-forge"
 
     @property
     def work(self) -> Path:
-        """What only making the stand-ins needs."""
+        """The folder in which the stand-ins are made."""
         return self.folder / "work"
 
     @property
@@ -120,154 +130,186 @@ class Place:
 
     @property
     def archive_file(self) -> Path:
-        """The stand-in for AMD's archive."""
+        """The archive that replaces AMD's."""
         return self.folder / ARCHIVE
 
-    def archive(self) -> Path:
-        """Make the archive, if it is not there. Needs 5 GB while it is made."""
-        if not self.archive_file.exists():
-            tree = self.work / "therock"
-            shutil.rmtree(tree, ignore_errors=True)
-            tree.mkdir(parents=True)
-            therock.make(tree, COMMIT, VERSION)
-            therock.pack(tree, self.archive_file)
-            shutil.rmtree(tree)
-        return self.archive_file
+    def make_archive(self) -> None:
+        """Make the archive, if it does not exist. This needs 5 GB of free disk."""
+        if self.archive_file.exists():
+            return
+        tree = self.work / "therock"
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.mkdir(parents=True)
+        therock.make(tree, COMMIT, VERSION)
+        therock.pack(tree, self.archive_file)
+        shutil.rmtree(tree)
 
-    def copy(self) -> Path:
-        """Copy the checkout as it is now; what the copy has built and fetched stays.
+    def copy_checkout(self) -> Path:
+        """Copy the checkout as it is now, and return the copy.
+
+        Files that the copy has built or fetched stay.
 
         Raises:
-            Refused: What is there is no copy that a rehearsal made.
+            Refused: The folder of the copy exists, and no rehearsal made it.
         """
         mark(self.root)
-        listing = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
-        done = subprocess.run(listing, cwd=CHECKOUT, check=True, capture_output=True, text=True)
-        for part in ("recipes", "patches", "src"):  # a file that is gone from the checkout
-            shutil.rmtree(self.root / part, ignore_errors=True)
-        for name in filter(None, done.stdout.split("\0")):
+        command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+        names = subprocess.check_output(command, cwd=CHECKOUT, text=True).split("\0")
+        # Files that the checkout no longer has must not stay in these folders.
+        for folder in ("recipes", "patches", "src"):
+            shutil.rmtree(self.root / folder, ignore_errors=True)
+        for name in filter(None, names):
             target = self.root / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(CHECKOUT / name, target, follow_symlinks=False)
         return self.root
 
-    def overlay(self, *thin: ModuleType) -> str:
-        """Write the overlay to a fresh copy; returns it as a unified diff. Raises Refused.
+    def apply_overlay(self, *thin_modules: ModuleType) -> str:
+        """Apply the overlay to a fresh copy, and return it as a unified diff.
 
-        `thin` are the modules of what makes a package cheap.
+        Args:
+            thin_modules: The modules of packages that are made cheaper to build: `thin_torch`,
+                `thin_vllm`.
+
+        Raises:
+            Refused: The copy does not have the text that the overlay replaces.
         """
-        pinned = sha256_file(self.archive_file)
+        sha256 = sha256_file(self.archive_file)
         tag = f"cp{PYTHON.replace('.', '')}"
-        (rocm,) = re.findall(r"^[\d.]+", debian.version("hipcc"))
+        (rocm,) = re.findall(r"^[\d.]+", debian.read_version("hipcc"))
         edits = [
-            # the archive's hash, of the release that is built
-            (RECIPE, r'(?<=\n)( +sha256: )[^\n]*"4feabd9f[^\n]*', rf"\g<1>{pinned}"),
-            # so that no package of a rehearsal can be taken for a real one
+            # The recipe gets the hash of the stand-in archive, for the release that is built.
+            (RECIPE, r'(?<=\n)( +sha256: )[^\n]*"4feabd9f[^\n]*', rf"\g<1>{sha256}"),
+            # Build strings get a mark, so that nobody takes a rehearsal's package for a real one.
             (BASES, r'(tag = HOST_BOUND if is_host else) ""', rf'\1 "{REHEARSED}"'),
-            # the copy publishes these and no others; the checkout's own gate refuses them
+            # The copy publishes only packages with the mark. The checkout refuses these.
             (GATE, r"if build\.startswith\(REHEARSED\)", "if not build.startswith(REHEARSED)"),
-            # Debian's Python, and sources that PyPI has
+            # The Python is Debian's, and sources come from PyPI.
             (VARIANTS, r"(?<=\npython:\n)(  - [^\n]*\n)+", f'  - "{PYTHON}.* *_{tag}"\n'),
             (VARIANTS, r"(?<=\npython_min:\n)  - [^\n]*", f'  - "{PYTHON}"'),
             (VARIANTS, r"(?<=\nsources_from:\n)  - upstream", "  - pypi"),
-            # and Debian's ROCm, which says its version
+            # torch's test expects the version of Debian's ROCm.
             (TORCH, r"(?<=test_without_gpu\.py )\$\{\{ rocm_sdk \}\}", rocm),
         ]
-        edits += [edit for one in thin for edit in one.EDITS]
+        for module in thin_modules:
+            edits += module.EDITS
+        changed_names = []
         for name, old, new in edits:
-            text, times = re.subn(old, new, (self.root / name).read_text())
-            if times != 1:
-                raise Refused(f"{name} has {times} times what the overlay changes: {old}")
-            (self.root / name).write_text(text)
-        changed = dict.fromkeys([*(name for name, _, _ in edits), *self._marked_torch()])
-        said = "".join(line for name in changed for line in self._difference(name))
-        return said + "".join(map(self._launcher, thin))
+            file = self.root / name
+            text, count = re.subn(old, new, file.read_text())
+            if count != 1:
+                raise Refused(
+                    f"{name} must contain the text that the overlay replaces once, but contains "
+                    f"it {count} times: {old}"
+                )
+            file.write_text(text)
+            changed_names.append(name)
+        changed_names += self._allow_mark_in_requirements()
+        printed = "".join(map(self._diff, dict.fromkeys(changed_names)))
+        return printed + "".join(map(self._write_launcher, thin_modules))
 
-    def _launcher(self, thin: ModuleType) -> str:
-        """Write the launcher and what it reads; returns what to say."""
-        folder, names = self.root / thin.FOLDER, thin.DEVICE_CODE.split()
-        texts = thin.FILES | {"device_code.txt": "".join(f"{name}\n" for name in names)}
-        for name, text in texts.items():
+    def _write_launcher(self, module: ModuleType) -> str:
+        """Write the launcher of a thin package and the files that it reads.
+
+        Returns:
+            A line about the package for the printed overlay.
+        """
+        folder = self.root / module.FOLDER
+        names = module.DEVICE_CODE.split()
+        (folder / "device_code.txt").write_text("".join(f"{name}\n" for name in names))
+        for name, text in module.FILES.items():
             (folder / name).write_text(text)
         (folder / "thin.sh").chmod(0o755)
-        said = f"device code for {len(names)} HIP files alone (device_code.txt)"
-        return f"overlay/{thin.FOLDER}: {said}\n"
+        note = f"only {len(names)} HIP files get device code (device_code.txt)"
+        return f"overlay/{module.FOLDER}: {note}\n"
 
-    def _marked_torch(self) -> list[str]:
-        """Let what requires `rocm*` of torch's build string take the mark before it; the files."""
-        files = [self.root / VARIANTS, *sorted(self.root.glob("recipes/*/recipe.yaml"))]
-        found = [file for file in files if "rocm*" in file.read_text()]
-        for file in found:
-            file.write_text(file.read_text().replace("rocm*", "*rocm*"))
-        return [file.relative_to(self.root).as_posix() for file in found]
+    def _allow_mark_in_requirements(self) -> list[str]:
+        """Change requirements of torch's build string `rocm*` so that the mark may come first.
 
-    def _difference(self, name: str) -> list[str]:
-        old, new = ((root / name).read_text().splitlines(True) for root in (CHECKOUT, self.root))
-        return [*difflib.unified_diff(old, new, name, f"overlay/{name}")]
+        Returns:
+            The names of the changed files.
+        """
+        names = []
+        for file in (self.root / VARIANTS, *sorted(self.root.glob("recipes/*/recipe.yaml"))):
+            text = file.read_text()
+            if "rocm*" in text:
+                file.write_text(text.replace("rocm*", "*rocm*"))
+                names.append(file.relative_to(self.root).as_posix())
+        return names
 
-    def forge(self, words: list[str]) -> int:
-        """Run the copy's driver on the stand-ins. Returns its exit code."""
+    def _diff(self, name: str) -> str:
+        """Return the changes of a file of the copy as a unified diff."""
+        old = (CHECKOUT / name).read_text().splitlines(True)
+        new = (self.root / name).read_text().splitlines(True)
+        return "".join(difflib.unified_diff(old, new, name, f"overlay/{name}"))
+
+    def run_forge(self, words: list[str]) -> int:
+        """Run the copy's driver on the stand-ins, and return its exit code."""
         if "publish" in words:
-            self.refuse_elsewhere(words)
+            self.require_own_target(words)
         return self._run([str(self.root / "src" / "forge"), *words], words)
 
-    def night(self) -> int:
-        """Run the copy's tools/night.py on the stand-ins. Returns its exit code."""
-        to = str(self.folder / "night")
-        program = [str(self.root / "tools" / "night.py"), "--without-gpu", "--to", to]
+    def run_night(self) -> int:
+        """Run the copy's tools/night.py on the stand-ins, and return its exit code."""
+        target = str(self.folder / "night")
+        program = [str(self.root / "tools" / "night.py"), "--without-gpu", "--to", target]
         return self._run(program, ["night"])
 
-    def user(self, words: list[str]) -> int:
-        """Run a command of somebody with a home of their own, who has what is published.
+    def run_as_user(self, words: list[str]) -> int:
+        """Run a command as a user who installs the published packages, and return its exit code.
 
-        The public channels are this rehearsal's, and the machine is said to have the GPU. `forge`
-        is the copy's driver, on the stacks in that home. Returns the exit code.
+        The user has a home folder of their own. The public channels are this rehearsal's, and the
+        machine is said to have the GPU. `forge` is the copy's driver, on the stacks in the home.
 
         Raises:
-            Refused: The user would publish, or nothing is published.
+            Refused: The command would publish, or nothing is published yet.
         """
         if "publish" in words:
             raise Refused(
-                "a rehearsal's user publishes nothing; what the rehearsal built is published by "
+                "a rehearsal's user cannot publish. To publish the packages of the rehearsal, run: "
                 f"python tests/rehearsal forge {self.folder} publish --to {self.folder}/published"
             )
-        home, published = self.folder / "user", self.folder / "published"
+        home = self.folder / "user"
+        published = self.folder / "published"
         if not published.is_dir():
-            raise Refused(f"{published} is not there: publish first, --to {published}")
+            raise Refused(f"{published} does not exist: publish first, with --to {published}")
         home.mkdir(exist_ok=True)
         if not (home / "stacks").exists():
             shutil.copytree(self.root / "stacks", home / "stacks", symlinks=True)
             (home / "recipes").mkdir(exist_ok=True)
             for name in ("recipes/bases", "variants.yaml"):
-                (home / name).unlink(missing_ok=True)  # stays where a person removed stacks/
+                # The link exists if a person has removed the folder of stacks.
+                (home / name).unlink(missing_ok=True)
                 (home / name).symlink_to(self.root / name)
-        program = [sys.executable, str(self.root / "src" / "forge")]
-        with served(self.conda_forge, Revalidating) as theirs, served(published) as own:
-            write_mirrors(home, {CONDA_FORGE: theirs, PUBLISHED: own})
-            environment = (
-                clean_environment(home)
-                | GPU
-                | {
-                    "FORGE_ROOT": str(home),
-                    "FORGE_BASE": "conda-forge",
-                    "FORGE_NO_PIXI": "1",
-                    "FORGE_CHANNEL": PUBLISHED,
-                }
-            )
-            with self.noted(f"user {' '.join(words)}") as said:
-                command = [*program, *words[1:]] if words[0] == "forge" else words
+        command = words
+        if words[0] == "forge":
+            command = [sys.executable, str(self.root / "src" / "forge"), *words[1:]]
+        with served(self.conda_forge, Revalidating) as conda_forge, served(published) as channel:
+            write_mirrors(home, {CONDA_FORGE: conda_forge, PUBLISHED: channel})
+            environment = clean_environment(home) | GPU
+            environment |= {
+                "FORGE_ROOT": str(home),
+                "FORGE_BASE": "conda-forge",
+                "FORGE_NO_PIXI": "1",
+                "FORGE_CHANNEL": PUBLISHED,
+            }
+            with self.record_cost(f"user {' '.join(words)}") as notes:
                 code = subprocess.run(command, cwd=home, env=environment, check=False).returncode
-                said.append(f"exit {code}")
+                notes.append(f"exit {code}")
         return code
 
-    def untested(self, recipe: str, variants: list[str]) -> int:
-        """Build one recipe alone, without its tests, below `untested`. Returns the exit code."""
+    def build_untested(self, recipe: str, variants: list[str]) -> int:
+        """Build one recipe without its tests, below `untested`, and return the exit code."""
         script = self.root / "tests" / "rehearsal" / "untested.py"
         target = self.folder / "untested" / recipe
         return self._run([str(script), recipe, str(target), *variants], ["untested", recipe])
 
     def _run(self, program: list[str], words: list[str]) -> int:
-        """Run a program of the copy by this Python, and note what it cost as `words`."""
+        """Run a program of the copy with this Python, and record its cost under `words`.
+
+        Returns:
+            The exit code.
+        """
         home = self.folder / "home"
         with served(self.conda_forge, Revalidating) as url:
             write_mirrors(home, {CONDA_FORGE: url})
@@ -278,30 +320,40 @@ class Place:
                 "PYTHONPATH": str(self.root / "src"),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             }
-            with self.noted(" ".join(words)) as said:
+            with self.record_cost(" ".join(words)) as notes:
                 command = [sys.executable, *program]
                 code = subprocess.run(command, env=environment, check=False).returncode
-                said.append(f"exit {code}")
+                notes.append(f"exit {code}")
         return code
 
     @contextlib.contextmanager
-    def noted(self, what: str) -> Iterator[list[str]]:
-        """Print and keep in costs.txt what the block cost, and what it adds to the list."""
-        said, start, before = list[str](), time.monotonic(), cpu_seconds()
-        yield said
-        said.append(f"{time.monotonic() - start:.0f} s, {cpu_seconds() - before:.0f} CPU-s")
-        most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1048576
-        line = f"{what}: {', '.join(said)}, at most {most:.1f} GiB in one process"
+    def record_cost(self, name: str) -> Iterator[list[str]]:
+        """Print what the block has cost, and append it to costs.txt.
+
+        Args:
+            name: The beginning of the line.
+
+        Yields:
+            A list of notes for the line, to which the block may append.
+        """
+        notes: list[str] = []
+        start = time.monotonic()
+        cpu_start = measure_cpu_seconds()
+        yield notes
+        cpu_seconds = measure_cpu_seconds() - cpu_start
+        notes.append(f"{time.monotonic() - start:.0f} s, {cpu_seconds:.0f} CPU-s")
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1048576
+        line = f"{name}: {', '.join(notes)}, at most {peak:.1f} GiB in one process"
         print(line)
         with (self.folder / "costs.txt").open("a") as costs:
             costs.write(f"{line}\n")
 
-    def refuse_elsewhere(self, words: list[str]) -> None:
-        """Raises Refused unless `publish` names a folder of this rehearsal."""
-        named = [w.removeprefix("--to=") for w in words if w.startswith("--to=")]
-        named += [after for word, after in itertools.pairwise(words) if word == "--to"]
-        inside = [Path(name).resolve().is_relative_to(self.folder) for name in named]
-        if not named or not all(inside) or any("://" in name for name in named):
+    def require_own_target(self, words: list[str]) -> None:
+        """Raise Refused unless every --to of a command names a folder of this rehearsal."""
+        targets = [word.removeprefix("--to=") for word in words if word.startswith("--to=")]
+        targets += [value for option, value in itertools.pairwise(words) if option == "--to"]
+        is_inside = [Path(target).resolve().is_relative_to(self.folder) for target in targets]
+        if not targets or not all(is_inside) or any("://" in target for target in targets):
             raise Refused(
-                f"a rehearsal publishes into its own folder: --to {self.folder}/published"
+                f"a rehearsal publishes only into its own folder: --to {self.folder}/published"
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Debian's compilers as conda-forge lays them out: a triple, a sysroot, activation variables."""
+"""Packages of Debian's compilers with conda-forge's triple, sysroot and activation variables."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,7 +27,7 @@ BINUTILS = [
 
 
 class Host(StrEnum):
-    """What compiles for the host: as conda-forge does, or the cheapest that gives objects."""
+    """The host compiler: g++ with conda-forge's options, or clang without optimization."""
 
     GXX = "g++"
     CLANG = "clang-O0"
@@ -35,7 +35,17 @@ class Host(StrEnum):
 
 @dataclass(frozen=True)
 class Package:
-    """One of the compiler packages; `texts` are its scripts, `links` lead out of the prefix."""
+    """A package of a compiler or of the C library.
+
+    Attributes:
+        name: The name of the package.
+        version: Its version.
+        needs: Its run requirements.
+        exports: Its run_exports, or None.
+        texts: Scripts: their texts by path in the prefix.
+        links: Links to files of this machine: their targets by path in the prefix.
+        build: The build string.
+    """
 
     name: str
     version: str
@@ -46,7 +56,7 @@ class Package:
     build: str = "rehearsal_0"
 
     def write(self, folder: Path) -> Path:
-        """Writes its files to a folder, which it returns."""
+        """Write the files of the package to a new folder, and return the folder."""
         folder.mkdir(parents=True)
         for name, text in self.texts.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -58,19 +68,26 @@ class Package:
         return folder
 
 
-def wrapper(host: Host, gcc: str, clang: str) -> str:
-    """A script in a compiler's place. What is asked of GCC about itself, GCC answers."""
+def make_wrapper(host: Host, gcc: str, clang: str) -> str:
+    """Return a script that runs a host compiler. GCC answers all queries about itself.
+
+    Args:
+        host: The host compiler.
+        gcc: GCC's name of the program.
+        clang: clang's name of the program.
+    """
     run = f'exec /usr/bin/{gcc}-{GCC} "$@"'
     if host is Host.CLANG:
-        # the last -O counts, and clang knows no triple of conda's; GCC's own pragmas fill logs
+        # clang does not find GCC by conda's triple. The last -O counts.
         flags = f'--gcc-install-dir=/usr/lib/gcc/x86_64-linux-gnu/{GCC} "$@" -O0'
-        quiet = "-Wno-unused-command-line-argument -Wno-unknown-pragmas"
-        # clang refuses what torch.compile asks of anything called g++
-        unknown = '[ "$word" = -fno-tree-loop-vectorize ]'
-        known = f'for word do shift; {unknown} || set -- "$@" "$word"; done'
-        # and clang 22 of Debian has no omp.h, which is the environment's
+        # Warnings about GCC's options and pragmas would fill the logs.
+        no_warnings = "-Wno-unused-command-line-argument -Wno-unknown-pragmas"
+        # torch.compile passes this option to any compiler called g++, and clang refuses it.
+        is_refused = '[ "$word" = -fno-tree-loop-vectorize ]'
+        filter_words = f'for word do shift; {is_refused} || set -- "$@" "$word"; done'
+        # Debian's clang 22 has no omp.h, so the environment's is used.
         header = '-idirafter "${0%/*}/../include"'
-        run = f"{known}\nexec /usr/bin/{clang}-22 {flags} {header} {quiet}"
+        run = f"{filter_words}\nexec /usr/bin/{clang}-22 {flags} {header} {no_warnings}"
     return f"""#!/bin/sh
 case $1 in
     -dumpmachine) echo {TRIPLE}; exit ;;
@@ -112,20 +129,19 @@ unset _rehearsal_tools
 """
 
 
-def packages(host: Host) -> list[Package]:
-    """The compilers and the C library, under conda-forge's names."""
-    version = debian.version(f"g++-{GCC}")
+def list_packages(host: Host) -> list[Package]:
+    """Return the packages of the compilers and of the C library, with conda-forge's names."""
+    version = debian.read_version(f"g++-{GCC}")
+    gcc_links = {f"bin/{TRIPLE}-{name}": f"/usr/bin/{name}" for name in BINUTILS}
+    for path in sorted(Path(f"/usr/lib/gcc/x86_64-linux-gnu/{GCC}").glob("*")):
+        if path.is_file():
+            gcc_links[f"lib/gcc/{TRIPLE}/{version}/{path.name}"] = str(path)
     headers = f"lib/gcc/{TRIPLE}/{version}/include/c++"
-    library = {
-        f"lib/gcc/{TRIPLE}/{version}/{path.name}": str(path)
-        for path in sorted(Path(f"/usr/lib/gcc/x86_64-linux-gnu/{GCC}").glob("*"))
-        if path.is_file()
-    }
-    cxx = {
-        f"{headers}/{path.name}": str(path) for path in Path(f"/usr/include/c++/{GCC}").iterdir()
-    }
-    cxx[f"{headers}/{TRIPLE}"] = f"/usr/include/x86_64-linux-gnu/c++/{GCC}"
-    tools = {f"bin/{TRIPLE}-{name}": f"/usr/bin/{name}" for name in BINUTILS}
+    gxx_links = {f"{headers}/{TRIPLE}": f"/usr/include/x86_64-linux-gnu/c++/{GCC}"}
+    for path in Path(f"/usr/include/c++/{GCC}").iterdir():
+        gxx_links.setdefault(f"{headers}/{path.name}", str(path))
+    gcc = make_wrapper(host, "gcc", "clang")
+    gxx = make_wrapper(host, "g++", "clang++")
     activate = "etc/conda/activate.d"
     return [
         Package(
@@ -142,11 +158,11 @@ def packages(host: Host) -> list[Package]:
             ["sysroot_linux-64"],
             {"strong": ["libgcc >=14"]},
             {
-                f"bin/{TRIPLE}-gcc": wrapper(host, "gcc", "clang"),
-                f"bin/{TRIPLE}-cc": wrapper(host, "gcc", "clang"),
+                f"bin/{TRIPLE}-gcc": gcc,
+                f"bin/{TRIPLE}-cc": gcc,
                 f"{activate}/activate-gcc_linux-64.sh": C_ACTIVATION,
             },
-            tools | library,
+            gcc_links,
         ),
         Package(
             "gxx_linux-64",
@@ -154,26 +170,12 @@ def packages(host: Host) -> list[Package]:
             ["gcc_linux-64"],
             {"strong": ["libstdcxx >=14", "libgcc >=14"]},
             {
-                f"bin/{TRIPLE}-g++": wrapper(host, "g++", "clang++"),
-                f"bin/{TRIPLE}-c++": wrapper(host, "g++", "clang++"),
+                f"bin/{TRIPLE}-g++": gxx,
+                f"bin/{TRIPLE}-c++": gxx,
                 f"{activate}/activate-gxx_linux-64.sh": CXX_ACTIVATION,
             },
-            cxx,
+            gxx_links,
         ),
-        Package(
-            "gxx",
-            version,
-            ["gxx_linux-64"],
-            None,
-            {"bin/g++": wrapper(host, "g++", "clang++")},
-            {},
-        ),
-        Package(
-            "gcc",
-            version,
-            ["gcc_linux-64"],
-            None,
-            {"bin/gcc": wrapper(host, "gcc", "clang")},
-            {},
-        ),
+        Package("gxx", version, ["gxx_linux-64"], None, {"bin/g++": gxx}, {}),
+        Package("gcc", version, ["gcc_linux-64"], None, {"bin/gcc": gcc}, {}),
     ]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A stand-in for conda-forge: Debian's files and PyPI's wheels under conda-forge's names.
+"""Make a channel that replaces conda-forge, from Debian's files and PyPI's wheels.
 
-rattler-build makes what Debian has, by a recipe that is written here, because a package made any
-other way has no run_exports: without them a wrong list of dependencies passes.
+Its packages have conda-forge's names. rattler-build makes the packages of Debian's files from a
+recipe that this module writes: packages that are made in another way have no run_exports, and
+without those a recipe with a wrong list of requirements would pass.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ from forge.sources.cache import PYPI_URL, Source
 
 MARK = "rehearsal"
 LIB = trees.MULTIARCH
-# The layout of a conda prefix.
+# Where Debian's files go in a conda prefix.
 MOVES: trees.Moves = [
     (r"usr/share/(doc|man|bug|lintian|locale|bash-completion|emacs|vim)/.*", None),
     (rf"{LIB}/openblas-openmp/libopenblas(.*)", r"lib/libopenblas\1"),
@@ -48,19 +49,28 @@ MOVES: trees.Moves = [
     (rf"{LIB}/(.*)", r"lib/\1"),
     (r"usr/(bin|include|lib|share)/(.*)", r"\1/\2"),
 ]
-BLAS = {
-    f"lib/lib{name}.so{end}": "libopenblas.so.0"
-    for name in ("blas", "cblas", "lapack")
-    for end in ("", ".3")
+BLAS_LINKS = {
+    "lib/libblas.so": "libopenblas.so.0",
+    "lib/libblas.so.3": "libopenblas.so.0",
+    "lib/libcblas.so": "libopenblas.so.0",
+    "lib/libcblas.so.3": "libopenblas.so.0",
+    "lib/liblapack.so": "libopenblas.so.0",
+    "lib/liblapack.so.3": "libopenblas.so.0",
 }
 
 
 @dataclass(frozen=True)
 class Part:
-    """A package: the Debian packages whose files it has, what it needs and makes others need.
+    """A package of the channel that is made of Debian's files.
 
-    `only` is a pattern of the names in the prefix that it keeps. Of `version`, the first Debian
-    package says it where none is given. `exports` is run_exports as recipes have it.
+    Attributes:
+        debs: The Debian packages whose files it has.
+        needs: Its run requirements.
+        exports: Its run_exports, as in a recipe.
+        version: Its version. If empty, it is that of the first Debian package.
+        build: Its build string.
+        only: A pattern of the paths in the prefix that it keeps.
+        links: Further links: their targets by path.
     """
 
     debs: tuple[str, ...] = ()
@@ -72,14 +82,14 @@ class Part:
     links: dict[str, str] = field(default_factory=dict)
 
 
-def weak(*specs: str) -> dict[str, list[str]]:
-    """The run_exports of a library."""
+def weak_exports(*specs: str) -> dict[str, list[str]]:
+    """Return the run_exports of a library."""
     return {"weak": [*specs]}
 
 
-# conda-forge has no static libraries there: a linker that misses libz.so would take libz.a
+# conda-forge's packages have no static libraries. If they had, a linker that does not find libz.so
+# would link libz.a.
 NO_ARCHIVE = r".*(?<!\.a)"
-BLAS_NEEDS = ("libopenblas * openmp_*",)
 PARTS: dict[str, Part] = {
     "libgcc": Part(("libgcc-s1", "libgomp1", "libatomic1"), only=r"lib/lib.*\.so.*"),
     "libstdcxx": Part(("libstdc++6",), ("libgcc",), only=r"lib/lib.*\.so.*"),
@@ -95,18 +105,24 @@ PARTS: dict[str, Part] = {
     "zlib": Part(
         ("zlib1g-dev",),
         ("libzlib",),
-        weak("libzlib >=1.3,<2"),
+        weak_exports("libzlib >=1.3,<2"),
         only=NO_ARCHIVE,
         links={"lib/libz.so": "libz.so.1"},
     ),
-    "libpng": Part(("libpng16-16t64", "libpng-dev"), ("libzlib",), weak("libpng >=1.6,<1.7")),
-    "libjpeg-turbo": Part(("libjpeg62-turbo", "libjpeg62-turbo-dev"), (), weak("libjpeg-turbo")),
-    "libwebp-base": Part(("libwebp7", "libwebp-dev", "libsharpyuv0"), (), weak("libwebp-base")),
+    "libpng": Part(
+        ("libpng16-16t64", "libpng-dev"), ("libzlib",), weak_exports("libpng >=1.6,<1.7")
+    ),
+    "libjpeg-turbo": Part(
+        ("libjpeg62-turbo", "libjpeg62-turbo-dev"), (), weak_exports("libjpeg-turbo")
+    ),
+    "libwebp-base": Part(
+        ("libwebp7", "libwebp-dev", "libsharpyuv0"), (), weak_exports("libwebp-base")
+    ),
     "liblzma": Part(("liblzma5",), only=r"lib/lib.*\.so.*"),
     "liblzma-devel": Part(
         ("liblzma-dev",),
         ("liblzma",),
-        weak("liblzma >=5,<6.0a0"),
+        weak_exports("liblzma >=5,<6.0a0"),
         only=NO_ARCHIVE,
         links={"lib/liblzma.so": "liblzma.so.5"},
     ),
@@ -128,17 +144,17 @@ PARTS: dict[str, Part] = {
     "libllvm22": Part(("libllvm22",), only=r"lib/lib.*\.so.*"),
     "nomkl": Part(version="1.0"),
     "pybind11-abi": Part(version="11"),
-    **{
-        name: Part(
-            needs=BLAS_NEEDS,
-            version="3.9.0",
-            links=BLAS if name == "libblas" else {},
-            exports=weak(f"{name} >=3.9.0,<4.0a0"),
-        )
-        for name in ("libblas", "libcblas", "liblapack")
-    },
 }
-# What Python's own modules load, which would be this machine's.
+BLAS_NAMES = ("libblas", "libcblas", "liblapack")
+for blas_name in BLAS_NAMES:
+    PARTS[blas_name] = Part(
+        needs=("libopenblas * openmp_*",),
+        version="3.9.0",
+        links=BLAS_LINKS if blas_name == "libblas" else {},
+        exports=weak_exports(f"{blas_name} >=3.9.0,<4.0a0"),
+    )
+# The packages of the libraries that Python's own modules load. Without them, the modules would load
+# this machine's libraries.
 PYTHON_NEEDS = (
     "bzip2",
     "libexpat",
@@ -149,15 +165,15 @@ PYTHON_NEEDS = (
     "openssl",
     "zstd",
 )
-BLAS_NAMES = ("libblas", "libcblas", "liblapack")
-# of a recipe's requirements
+# Keys of a recipe's requirements whose values are not installed.
 NOT_INSTALLED = {"if", "run_constraints", "run_exports", "ignore_run_exports"}
-# conda-forge's ray-default is ray with what its dashboard needs; the wheel alone stands for it
+# PyPI's names by conda-forge's. conda-forge's ray-default is ray with the requirements of its
+# dashboard, which the wheel of ray replaces here.
 PYPI_NAMES = {"ray-default": "ray"} | {conda: pypi for pypi, conda in wheels.CONDA_NAMES.items()}
 
-# What conda-forge's package requires and the wheel does not: `fastapi[standard]`, and pybind11's
-# headers where extensions of torch look for them.
-NEEDS_MORE = {
+# Requirements that conda-forge's package has and the wheel does not have. conda-forge's fastapi is
+# `fastapi[standard]`, and its pybind11 has the headers where extensions of torch look for them.
+FURTHER_NEEDS = {
     "fastapi": (
         "email-validator",
         "fastapi-cli",
@@ -171,90 +187,121 @@ NEEDS_MORE = {
 }
 
 
-def required(section: Any) -> Iterator[str]:
-    """The specs in a section of a recipe's requirements, whatever its conditions."""
+def list_specs(section: Any) -> Iterator[str]:
+    """Yield the specs in a section of a recipe's requirements, under any condition."""
     match section:
         case str():
             yield section
         case list():
-            yield from itertools.chain(*map(required, section))
+            for item in section:
+                yield from list_specs(item)
         case dict():
-            kept = (part for key, part in section.items() if key not in NOT_INSTALLED)
-            yield from itertools.chain(*map(required, kept))
+            for key, value in section.items():
+                if key not in NOT_INSTALLED:
+                    yield from list_specs(value)
 
 
-def asked(root: Path) -> list[str]:
-    """What the recipes and stacks below `root` require that a wheel can be: specs without a blank.
+def list_wheel_specs(root: Path) -> list[str]:
+    """Return the specs that wheels have to satisfy, in the form that pip reads.
 
-    That is a name of neither this channel's other makers nor a recipe, with versions or without.
+    These are the requirements of recipes, of their tests and of stacks. The packages of recipes and
+    of this module are left out, and so are specs that pip cannot read.
+
+    Args:
+        root: The checkout.
     """
-    own, specs = {*PARTS, "python", "gcc"}, set[str]()
+    own_names = {*PARTS, "python", "gcc"}
+    specs: set[str] = set()
     for recipe in root.glob("recipes/*/recipe.yaml"):
-        # a name may have the GPU in it
-        own |= {re.sub(r"\$\{\{.*?\}\}", "*", name) for name in list_packages(recipe)}
+        for name in list_packages(recipe):
+            # A name may contain an expression, such as the GPU's name.
+            own_names.add(re.sub(r"\$\{\{.*?\}\}", "*", name))
         data = yaml.safe_load(recipe.read_text())
         for part in [data, *data.get("outputs", [])]:
             tests = [test.get("requirements") for test in part.get("tests", [])]
-            specs |= {*required([part.get("requirements"), tests])}
+            specs.update(list_specs([part.get("requirements"), tests]))
     for stack in root.glob("stacks/*/pixi.toml"):
         data = tomllib.loads(stack.read_text())
         for part in [data, *data.get("feature", {}).values()]:
-            needs = part.get("dependencies", {}).items()
-            specs |= {f"{name} {'' if said == '*' else said}".strip() for name, said in needs}
-    plain = [found for spec in specs if (found := re.fullmatch(r"([\w.-]+)( [<>=!~]\S+)?", spec))]
-    return sorted(
-        f"{name}{(bounds or '').strip()}"
-        for name, bounds in (found.groups() for found in plain)
-        if not name.startswith("__") and not any(fnmatch(name, one) for one in own)
-    )
+            for name, versions in part.get("dependencies", {}).items():
+                specs.add(name if versions == "*" else f"{name} {versions}")
+    result = []
+    for spec in specs:
+        match = re.fullmatch(r"([\w.-]+)(?: ([<>=!~]\S+))?", spec)
+        if not match:
+            continue
+        name, versions = match.groups(default="")
+        is_own = any(fnmatch(name, pattern) for pattern in own_names)
+        if not is_own and not name.startswith("__"):
+            result.append(f"{name}{versions}")
+    return sorted(result)
 
 
-def outputs(tree: Path, host: compilers.Host, subdir: Path) -> list[dict[str, Any]]:
-    """The outputs of the recipe that `subdir` lacks; lays out each one's files below `tree`."""
-    made = []
+def make_outputs(tree: Path, host: compilers.Host, subdir: Path) -> list[dict[str, Any]]:
+    """Return the outputs of the recipe whose packages do not exist yet, and lay out their files.
+
+    Args:
+        tree: The folder for the files.
+        host: The host compiler.
+        subdir: The folder of the packages.
+    """
+    outputs = []
     for name, part in PARTS.items():
         builds = [part.build.format(mark=MARK)]
         if name in BLAS_NAMES:
             builds = [f"{MARK}_0_netlib", f"{MARK}_1_openblas"]
-        version = part.version or debian.version(part.debs[0])
-        lacking = [b for b in builds if not (subdir / f"{name}-{version}-{b}.conda").exists()]
-        if lacking:
-            fill(tree / name, part)
-        made += [output(name, version, b, part.needs, part.exports, tree / name) for b in lacking]
-    for one in compilers.packages(host):
-        if not (subdir / f"{one.name}-{one.version}-{one.build}.conda").exists():
-            files = one.write(tree / one.name)
-            made.append(output(one.name, one.version, one.build, one.needs, one.exports, files))
-    return made
+        version = part.version or debian.read_version(part.debs[0])
+        for build_string in builds:
+            if (subdir / f"{name}-{version}-{build_string}.conda").exists():
+                continue
+            files = tree / name
+            if not files.exists():
+                lay_out_part(files, part)
+            output = make_output(name, version, build_string, part.needs, part.exports, files)
+            outputs.append(output)
+    for package in compilers.list_packages(host):
+        name, version, build_string = package.name, package.version, package.build
+        if not (subdir / f"{name}-{version}-{build_string}.conda").exists():
+            files = package.write(tree / name)
+            output = make_output(name, version, build_string, package.needs, package.exports, files)
+            outputs.append(output)
+    return outputs
 
 
-def fill(folder: Path, part: Part) -> None:
-    """Lay out the files of a package in a folder that is not there yet."""
+def lay_out_part(folder: Path, part: Part) -> None:
+    """Lay out the files of a package in a new folder."""
     folder.mkdir(parents=True)
-    names = [name for package in part.debs for name in debian.files(package)]
-    chosen = [n for n in names if re.fullmatch(part.only, trees.moved(n, MOVES) or "-")]
-    trees.lay_out(chosen, MOVES, folder)
+    names = []
+    for package in part.debs:
+        for name in debian.list_files(package):
+            target = trees.find_target(name, MOVES)
+            if target and re.fullmatch(part.only, target):
+                names.append(name)
+    trees.lay_out(names, MOVES, folder)
     for link, target in part.links.items():
         (folder / link).parent.mkdir(parents=True, exist_ok=True)
         (folder / link).unlink(missing_ok=True)
         (folder / link).symlink_to(target)
 
 
-def output(
+def make_output(
     name: str, version: str, build: str, needs: Iterable[str], exports: Any, files: Path
 ) -> dict[str, Any]:
-    """One output of a recipe that copies `files`."""
-    requirements = {"run": [*needs]} | ({"run_exports": exports} if exports else {})
-    copy = f'cp -a "{files}/." "$PREFIX/"'
-    # as conda-forge's: a library finds others in the prefix, and not those of this machine
-    moved = ["lib/*.so*", "bin/python*"]
-    linking = {"binary_relocation": moved, "overlinking_behavior": "ignore"}
+    """Return an output of the recipe, whose script copies `files`."""
+    requirements: dict[str, Any] = {"run": [*needs]}
+    if exports:
+        requirements["run_exports"] = exports
     return {
         "package": {"name": name, "version": version},
         "build": {
             "string": build,
-            "script": [copy],
-            "dynamic_linking": linking,
+            "script": [f'cp -a "{files}/." "$PREFIX/"'],
+            "dynamic_linking": {
+                # As in conda-forge's packages, libraries then find others in the prefix, and not
+                # those of this machine.
+                "binary_relocation": ["lib/*.so*", "bin/python*"],
+                "overlinking_behavior": "ignore",
+            },
             "prefix_detection": {"ignore": True},
             "python": {"skip_pyc_compilation": ["**"]},
         },
@@ -263,46 +310,64 @@ def output(
     }
 
 
-def python_outputs(tree: Path, copier: Path) -> list[dict[str, Any]]:
-    """CPython of this machine, copied as the host base copies it, and its ABI."""
-    xy, tag = wheels.PYTHON, f"cp{wheels.PYTHON.replace('.', '')}"
+def make_python_outputs(tree: Path, copier: Path) -> list[dict[str, Any]]:
+    """Return the outputs of Python, which is copied from this machine, and of its ABI.
+
+    Args:
+        tree: The folder for the files.
+        copier: copy_interpreter.py, with which the host base copies Python, too.
+    """
+    python_version = wheels.PYTHON
+    tag = f"cp{python_version.replace('.', '')}"
     version = ".".join(map(str, sys.version_info[:3]))
-    base = Path(sys.base_prefix) / "bin" / f"python{xy}"
-    subprocess.run([base, "-I", copier, tree / "python"], check=True)
+    interpreter = Path(sys.base_prefix) / "bin" / f"python{python_version}"
+    subprocess.run([interpreter, "-I", copier, tree / "python"], check=True)
     (tree / "python_abi").mkdir()
-    abi = f"python_abi {xy}.* *_{tag}"
-    exports = {"noarch": ["python"], "weak": [abi]}
-    own = [
-        output("python", version, f"{MARK}_0_{tag}", PYTHON_NEEDS, exports, tree / "python"),
-        output("python_abi", xy, f"{MARK}_0_{tag}", [], None, tree / "python_abi"),
-    ]
-    own[0]["requirements"]["run_constraints"] = [abi]
-    own[1]["requirements"]["run_constraints"] = [f"python {xy}.* *_{tag}"]
-    return own
+    abi_spec = f"python_abi {python_version}.* *_{tag}"
+    exports = {"noarch": ["python"], "weak": [abi_spec]}
+    build_string = f"{MARK}_0_{tag}"
+    python = make_output("python", version, build_string, PYTHON_NEEDS, exports, tree / "python")
+    python["requirements"]["run_constraints"] = [abi_spec]
+    abi = make_output("python_abi", python_version, build_string, [], None, tree / "python_abi")
+    abi["requirements"]["run_constraints"] = [f"python {python_version}.* *_{tag}"]
+    return [python, abi]
 
 
-def make(folder: Path, work: Path, host: compilers.Host, python: Path, specs: list[str]) -> None:
-    """Makes the channel in `folder`; what is there stays. `python` is copy_interpreter.py."""
+def make(folder: Path, work: Path, host: compilers.Host, copier: Path, specs: list[str]) -> None:
+    """Make the channel. Packages that exist are kept.
+
+    Args:
+        folder: The folder of the channel.
+        work: A folder for intermediate files.
+        host: The host compiler.
+        copier: copy_interpreter.py.
+        specs: The specs that wheels have to satisfy.
+    """
     subdir = folder / "linux-64"
     for name in ("linux-64", "noarch"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(work / "trees", ignore_errors=True)
-    parts = outputs(work / "trees", host, subdir)
+    outputs = make_outputs(work / "trees", host, subdir)
     if not list(subdir.glob(f"python_abi-{wheels.PYTHON}-*.conda")):
-        parts += python_outputs(work / "trees", python)
-    if parts:
-        build(parts, work, subdir)
-    for package in from_pypi(specs, work / "wheels", subdir):
+        outputs += make_python_outputs(work / "trees", copier)
+    if outputs:
+        build(outputs, work, subdir)
+    for package in convert_wheels(specs, work / "wheels", subdir):
         print(package.name, flush=True)
     write_index(folder, write_shards=False)
 
 
-def build(parts: list[dict[str, Any]], work: Path, subdir: Path) -> None:
-    """Has rattler-build make the packages in `subdir`."""
+def build(outputs: list[dict[str, Any]], work: Path, subdir: Path) -> None:
+    """Build the packages of these outputs with rattler-build, and move them to `subdir`."""
     recipe = work / "conda-forge" / "recipe.yaml"
     recipe.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"schema_version": 1, "recipe": {"name": "conda-forge", "version": "1"}}
-    recipe.write_text(json.dumps(whole | {"outputs": parts}))  # rattler-build takes no anchors
+    data = {
+        "schema_version": 1,
+        "recipe": {"name": "conda-forge", "version": "1"},
+        "outputs": outputs,
+    }
+    # The recipe is JSON: YAML would have anchors, which rattler-build does not read.
+    recipe.write_text(json.dumps(data))
     options = {"channel": [], "test": "skip", "package_format": "conda:1"}
     build_recipes([recipe], output_dir=work / "built", **options)
     for package in (work / "built" / "linux-64").glob("*.conda"):
@@ -311,65 +376,89 @@ def build(parts: list[dict[str, Any]], work: Path, subdir: Path) -> None:
     shutil.rmtree(work / "built")
 
 
-def from_pypi(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:
-    """Wheels as packages: what pip resolves `specs` to, but what is built here from source."""
-    specs = [*specs, *itertools.chain(*NEEDS_MORE.values())]
+def convert_wheels(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:
+    """Convert the wheels that satisfy specs to packages, and yield the new packages.
+
+    Args:
+        specs: Specs with conda-forge's names, in the form that pip reads.
+        cache: A folder for the wheels.
+        subdir: The folder of the packages.
+    """
+    specs = [*specs, *itertools.chain(*FURTHER_NEEDS.values())]
     names = {spec: parse_package_name(spec) for spec in specs}
-    wanted = [spec.replace(name, PYPI_NAMES.get(name, name), 1) for spec, name in names.items()]
+    pypi_specs = [spec.replace(name, PYPI_NAMES.get(name, name), 1) for spec, name in names.items()]
     cache.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    command = [*pip, "install", "-q", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
-    done = subprocess.run([*command, "--report", "-", *wanted], stdout=subprocess.PIPE, check=True)
-    chosen = {
-        canonicalize_name(entry["metadata"]["name"]): Version(entry["metadata"]["version"])
-        for entry in json.loads(done.stdout)["install"]
-        if not re.match(r"(torch|triton|nvidia|cuda)", entry["metadata"]["name"])
-    }
+    versions = resolve(pip, pypi_specs)
     download = [*pip, "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", cache]
-    subprocess.run([*download, *(f"{name}=={v}" for name, v in chosen.items())], check=True)
-    found = wheels_of(chosen, cache)
-    for wheel in found.values():
-        made = wheel.plan_conversion(found)
-        depends = [*made.depends, *NEEDS_MORE.get(made.name, ())]
-        build = f"{MARK}_{made.build.rsplit('_', 2)[-2]}_0"
-        made = dataclasses.replace(made, build=build, depends=depends)
-        if not (subdir / made.file_name).exists():
-            yield made.make(subdir)
-        for name in other_names(made.name, names.values()):
-            yield from renamed(name, made, subdir)
+    pins = [f"{name}=={version}" for name, version in versions.items()]
+    subprocess.run([*download, *pins], check=True)
+    wheels_by_name = read_wheels(versions, cache)
+    for wheel in wheels_by_name.values():
+        conversion = wheel.plan_conversion(wheels_by_name)
+        conversion = dataclasses.replace(
+            conversion,
+            build=f"{MARK}_{conversion.build.rsplit('_', 2)[-2]}_0",
+            depends=[*conversion.depends, *FURTHER_NEEDS.get(conversion.name, ())],
+        )
+        if not (subdir / conversion.file_name).exists():
+            yield conversion.make(subdir)
+        for name in find_other_names(conversion.name, names.values()):
+            yield from make_alias(name, conversion, subdir)
 
 
-def wheels_of(chosen: Mapping[str, Version], cache: Path) -> dict[str, wheels.Wheel]:
-    """The wheels of these versions; a folder of several runs has others of the same names."""
-    found: dict[str, wheels.Wheel] = {}
+def resolve(pip: list[str], specs: list[str]) -> dict[str, Version]:
+    """Return the versions that pip chooses, by name, without those of packages that recipes build.
+
+    Args:
+        pip: The command line of pip.
+        specs: The specs.
+    """
+    command = [*pip, "install", "-q", "--dry-run", "--ignore-installed", "--only-binary", ":all:"]
+    done = subprocess.run([*command, "--report", "-", *specs], stdout=subprocess.PIPE, check=True)
+    versions = {}
+    for entry in json.loads(done.stdout)["install"]:
+        name = entry["metadata"]["name"]
+        if not re.match(r"(torch|triton|nvidia|cuda)", name):
+            versions[canonicalize_name(name)] = Version(entry["metadata"]["version"])
+    return versions
+
+
+def read_wheels(versions: Mapping[str, Version], cache: Path) -> dict[str, wheels.Wheel]:
+    """Return the wheels of these versions by name. The cache may have other versions, too."""
+    wheels_by_name: dict[str, wheels.Wheel] = {}
     for file in sorted(cache.glob("*.whl")):
         name, version, *_ = parse_wheel_filename(file.name)
-        if chosen.get(name) == version:
+        if versions.get(name) == version:
             purl = PackageURL("pypi", None, name, str(version), {"file_name": file.name})
             source = Source(f"{PYPI_URL}/{file.name}", sha256_file(file), purl)
-            found[name] = wheels.Wheel.read(file, source, "")
-    return found
+            wheels_by_name[name] = wheels.Wheel.read(file, source, "")
+    return wheels_by_name
 
 
-def other_names(wheel: str, names: Iterable[str]) -> set[str]:
-    """The names among `names` that conda-forge gives what PyPI's package `wheel` has."""
-    theirs = {name for name in names if canonicalize_name(PYPI_NAMES.get(name, name)) == wheel}
-    return theirs - {wheel}
+def find_other_names(wheel: str, names: Iterable[str]) -> set[str]:
+    """Return those of conda-forge's names that are not PyPI's name of a wheel, but stand for it."""
+    same = {name for name in names if canonicalize_name(PYPI_NAMES.get(name, name)) == wheel}
+    return same - {wheel}
 
 
-def renamed(name: str, wheel: wheels.Conversion, subdir: Path) -> Iterable[Path]:
-    """A package of conda-forge's name that needs the wheel's, whose name is PyPI's."""
+def make_alias(name: str, wheel: wheels.Conversion, subdir: Path) -> Iterable[Path]:
+    """Make a package with conda-forge's name that requires the package of a wheel.
+
+    The latter has PyPI's name. Nothing is yielded if the package exists.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "none").mkdir()
-        made = assemble_package(
+        empty = Path(scratch) / "none"
+        empty.mkdir()
+        package = assemble_package(
             name,
             wheel.version,
             "linux-64",
             f"{MARK}_0",
             scratch,
-            files_dir=Path(scratch) / "none",
+            files_dir=empty,
             depends=[f"{wheel.name} =={wheel.version}"],
         )
-        if not (subdir / made.path.name).exists():
-            move_whole(made.path, subdir / made.path.name)
-            yield subdir / made.path.name
+        if not (subdir / package.path.name).exists():
+            move_whole(package.path, subdir / package.path.name)
+            yield subdir / package.path.name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the packages of a Debian installation hold, as dpkg knows it."""
+"""Read the versions, the dependencies and the files of Debian packages from dpkg."""
 
 import os
 import re
@@ -12,72 +12,98 @@ ROOT = Path("/")
 
 
 class Missing(SystemExit):
-    """This machine lacks something; the message says what to do."""
+    """This machine lacks a package or the right release. The message explains what to do."""
 
 
 def require_sid() -> None:
-    """Raises Missing anywhere but on Debian's unstable release, the only one with this ROCm."""
+    """Raise Missing unless this is Debian's unstable release: no other one has this ROCm."""
     release = RELEASE.read_text().strip() if RELEASE.exists() else "no Debian"
     if not release.endswith("/sid"):
-        raise Missing(f"the rehearsal needs Debian sid, and this is {release}: docs/rehearsal.md")
+        raise Missing(
+            f"the rehearsal needs Debian sid, but this machine has {release}: see docs/rehearsal.md"
+        )
 
 
 def _query(form: str, packages: Iterable[str]) -> list[list[str]]:
-    """Fields of each installed package, separated by tabs in `form`. Raises Missing."""
-    names = [*packages]
-    command = ["dpkg-query", "--show", "--showformat", f"{form}\n", *names]
+    """Return fields of packages.
+
+    Args:
+        form: The fields, separated by tabs, as dpkg-query reads them.
+        packages: The names of the packages. None stands for all installed packages.
+
+    Raises:
+        Missing: A package is not installed.
+    """
+    command = ["dpkg-query", "--show", "--showformat", f"{form}\n", *packages]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        absent = re.findall(r"no packages found matching (\S+)", done.stderr)
+        names = re.findall(r"no packages found matching (\S+)", done.stderr)
         advice = "python tests/rehearsal packages | xargs apt-get install -y"
-        raise Missing(f"not installed: {' '.join(absent) or done.stderr}; run {advice}")
+        raise Missing(f"not installed: {' '.join(names) or done.stderr}; run {advice}")
     return [line.split("\t") for line in done.stdout.splitlines()]
 
 
-def version(package: str) -> str:
-    """Upstream's version of an installed package: no epoch, no revision, no `+dfsg`."""
+def read_version(package: str) -> str:
+    """Return upstream's version of an installed package: no epoch, no revision, no `+dfsg`."""
     ((text,),) = _query("${Version}", [package])
-    found = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", text)
-    assert found, text
-    return found[1]
+    match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", text)
+    assert match, text
+    return match[1]
 
 
-def closure(packages: Iterable[str], sources: str) -> list[str]:
-    """The packages and what they depend on, as far as `sources`, a pattern, has its source."""
+def list_with_dependencies(packages: Iterable[str], sources: str) -> list[str]:
+    """Return packages and those that they depend on, directly or indirectly.
+
+    Args:
+        packages: The names of the packages.
+        sources: A pattern. Dependencies from other source packages are left out.
+
+    Raises:
+        Missing: One of `packages` is not installed.
+    """
     rows = _query("${Package}\t${source:Package}\t${Depends}\t${db:Status-Abbrev}", [])
     installed = {row[0]: row for row in rows if row[3].startswith("ii")}
-    found, todo = set[str](), [*packages]
-    if absent := [name for name in todo if name not in installed]:
-        _query("${Package}", absent)
-    while todo:
-        name = todo.pop()
-        if name in found or name not in installed:
+    pending = list(packages)
+    missing = [name for name in pending if name not in installed]
+    if missing:
+        _query("${Package}", missing)
+    result: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in result or name not in installed:
             continue
-        found.add(name)
-        needs = re.findall(r"(?:^|[,|])\s*([a-z0-9][a-z0-9.+-]*)", installed[name][2])
-        todo += [n for n in needs if n in installed and re.fullmatch(sources, installed[n][1])]
-    return sorted(found)
+        result.add(name)
+        depends = installed[name][2]
+        for needed in re.findall(r"(?:^|[,|])\s*([a-z0-9][a-z0-9.+-]*)", depends):
+            if needed in installed and re.fullmatch(sources, installed[needed][1]):
+                pending.append(needed)
+    return sorted(result)
 
 
-def files(package: str) -> list[str]:
-    """Files and links of an installed package, relative to `/`, in folders as they are on disk."""
+def list_files(package: str) -> list[str]:
+    """Return the files and links of an installed package, relative to `/`.
+
+    Links to folders are resolved: /lib, for example, is a link to usr/lib.
+
+    Raises:
+        Missing: The package is not installed.
+    """
     done = subprocess.run(
         ["dpkg-query", "--listfiles", package], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise Missing(f"{package} is not installed; see python tests/rehearsal packages")
-    names = set[str]()
+    names: set[str] = set()
     for line in done.stdout.splitlines():
         path = ROOT / line.lstrip("/")
         if line.startswith("/") and (path.is_symlink() or path.is_file()):
-            # /lib is a link to usr/lib since the merge of both
             folder = os.path.realpath(path.parent)
             names.add(os.path.relpath(f"{folder}/{path.name}", ROOT))
     return sorted(names)
 
 
-def owner(path: Path) -> str:
-    """The package that has a file, or an empty text."""
+def find_owner(path: Path) -> str:
+    """Return the package that a file belongs to, or an empty string."""
     command = ["dpkg-query", "--search", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.partition(":")[0].partition(",")[0]

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A stand-in for AMD's archive: Debian's ROCm in TheRock's layout, its code unchanged.
+"""Make an archive that replaces AMD's, from Debian's ROCm in TheRock's layout.
 
-What differs from AMD's: the version; libraries with code for all of Debian's GPUs, where AMD's have
-one GPU's; no profiler and no CHOLMOD (empty libraries; libhipsolver is made to need the latter).
+The code of the files is unchanged. The archive differs from AMD's in these points:
+
+- The version of ROCm is another one.
+- Libraries have code for all GPUs that Debian supports. AMD's have code for one GPU.
+- The profiler and CHOLMOD are empty libraries. libhipsolver is changed so that it requires CHOLMOD.
 """
 
 import json
@@ -15,7 +18,8 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 from rehearsal import debian, trees
 
-# What torch, vLLM and bitsandbytes compile with; apt brings the rest.
+# Debian's packages with which torch, vLLM and bitsandbytes are compiled. apt installs what they
+# depend on.
 PACKAGES = [
     "amd-smi",
     "hipcc",
@@ -49,26 +53,28 @@ PACKAGES = [
     "llvm-22",
     "libclang-rt-22-dev",
 ]
-# Source packages whose binary packages belong to the tree, where one of PACKAGES depends on them.
+# Dependencies of PACKAGES belong to the tree if they are from these source packages.
 SOURCES = r"(roc|hip|miopen|amdsmi|rccl|llvm-toolchain-22|rocr|libhs|clr).*"
 SYSDEPS = "lib/rocm_sysdeps/lib"
 LIB = trees.MULTIARCH
+# Where Debian's files go in the tree.
 MOVES: trees.Moves = [
     (r"usr/share/doc/([^/]+)/copyright", r"share/doc/\1/LICENSE.txt"),
     (r"usr/share/(doc|man|bug|lintian|bash-completion|doc-base)/.*", None),
     (r"usr/lib/python3.*", None),
-    # a single GPU's archive has no other's kernels and databases; i386 has no ROCm
+    # Like AMD's archive for one GPU, this one has no kernels and databases of other GPUs.
     (r"usr/.*/(library|db)/(.*[_.-])?gfx(?!1151)[0-9a-f]+.*", None),
+    # There is no ROCm for i386.
     (r".*[-.]i386\..*", None),
-    # LLVM's own tools for its developers
+    # These are tools for developers of LLVM.
     (
         r"usr/lib/llvm-22/bin/(c-index-test|llvm-exegesis|bugpoint|llvm-stress|clang-(repl|tidy|query|"
         r"doc|refactor|include-.*|change-.*|reorder-.*|move|check|apply-.*))",
         None,
     ),
-    # clang's device libraries, which Debian gives to each of its clangs
+    # Each of Debian's clangs has the device libraries.
     (r"usr/lib/llvm-\d+/lib/clang/22/(?:lib/)?amdgcn/(.*)", r"lib/llvm/amdgcn/\1"),
-    # links of whole folders to what llvm-22 has
+    # These are links to folders of llvm-22.
     (r"usr/lib/clang/.*", None),
     (r"usr/lib/llvm-22/lib/libLLVM(.*)", r"lib/llvm/lib/libLLVM\1"),
     (r"usr/lib/llvm-22/(?:lib/cmake|share|build|lib/python3|include)/.*", None),
@@ -76,13 +82,14 @@ MOVES: trees.Moves = [
     (rf"{LIB}/(lib(?:LLVM|clang).*\.so.*)", r"lib/llvm/lib/\1"),
     (rf"{LIB}/(.*)", r"lib/\1"),
     (r"usr/include/x86_64-linux-gnu/(.*)", r"include/\1"),
-    # the names that end in a version, and what belongs to a distribution
+    # These are second names of LLVM's programs.
     (r"usr/bin/.*-22", None),
     (r"usr/share/(rocm-smi-lib|amd-smi|amd_smi)/(.*)", r"share/amd_smi/\2"),
     (r"usr/(bin|include|lib|libexec|share)/(.*)", r"\1/\2"),
 ]
-# A tree of TheRock's has these as well.
+# Links that TheRock's tree has, too.
 LINKS = {"llvm": "lib/llvm", "amdgcn": "lib/llvm/amdgcn"}
+# Libraries that are empty here: their sonames by path.
 STUBS = {
     "lib/host-math/lib/libcholmod.so": "libcholmod.so.5",
     "lib/librocprofiler-sdk.so": "librocprofiler-sdk.so.1",
@@ -94,35 +101,45 @@ RUNTIME = {"libstdc++.so.6", "libgcc_s.so.1"}
 
 
 def make(tree: Path, commit: str, version: str) -> None:
-    """Lays the tree out in an empty folder. Raises debian.Missing."""
-    names = {
-        name for package in debian.closure(PACKAGES, SOURCES) for name in debian.files(package)
-    }
+    """Lay out the tree in an empty folder.
+
+    Args:
+        tree: The folder.
+        commit: The commit of TheRock that the tree states.
+        version: The version of ROCm that the tree states.
+
+    Raises:
+        debian.Missing: A package or a library is missing.
+    """
+    names: set[str] = set()
+    for package in debian.list_with_dependencies(PACKAGES, SOURCES):
+        names.update(debian.list_files(package))
     trees.lay_out(sorted(names), MOVES, tree)
     trees.mend_cmake(tree)
     for name, target in LINKS.items():
         (tree / name).symlink_to(target)
     for name, soname in STUBS.items():
-        stub(tree / name, soname)
+        link_stub(tree / name, soname)
     solver = next(tree.glob("lib/libhipsolver.so.*.*"))
     subprocess.run(["patchelf", "--add-needed", "libcholmod.so.5", solver], check=True)
-    bundle(tree)
-    for name, text in manifest(commit, version).items():
+    bundle_libraries(tree)
+    for name, text in make_manifest(commit, version).items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(text)
 
 
-def manifest(commit: str, version: str) -> dict[str, str]:
-    """The files by which a tree of TheRock's says what it is."""
-    named = {"the_rock_commit": commit, "rehearsal": f"Debian's ROCm {debian.version('hipcc')}"}
+def make_manifest(commit: str, version: str) -> dict[str, str]:
+    """Return the texts of the files that state the version and the commit of a tree, by name."""
+    debian_version = debian.read_version("hipcc")
+    manifest = {"the_rock_commit": commit, "rehearsal": f"Debian's ROCm {debian_version}"}
     return {
         ".info/version": f"{version}\n",
-        "share/therock/therock_manifest.json": json.dumps(named),
+        "share/therock/therock_manifest.json": json.dumps(manifest),
     }
 
 
-def stub(path: Path, soname: str) -> None:
-    """A library without a symbol, and the linker's name for it."""
+def link_stub(path: Path, soname: str) -> None:
+    """Link a library without symbols, and make a link `path` to it for the linker."""
     path.parent.mkdir(parents=True, exist_ok=True)
     library = path.with_name(soname)
     command = ["gcc", "-shared", "-nostartfiles", "-x", "c", "/dev/null", f"-Wl,-soname,{soname}"]
@@ -130,55 +147,65 @@ def stub(path: Path, soname: str) -> None:
     path.symlink_to(library.name)
 
 
-def needed(path: Path) -> set[str]:
-    """DT_NEEDED of an ELF file; empty for anything else."""
+def read_needed(path: Path) -> set[str]:
+    """Return DT_NEEDED of a file, which is empty if it is not an ELF file."""
     with path.open("rb") as stream:
         if stream.read(4) != b"\x7fELF":
             return set()
         dynamic = ELFFile(stream).get_section_by_name(".dynamic")
-        return {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} if dynamic else set()
+        if dynamic is None:
+            return set()
+        return {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
 
 
-def bundle(tree: Path) -> None:
-    """Brings Debian's libraries that the tree needs below SYSDEPS, and has each file find them."""
-    elves = {p: needed(p) for p in tree.rglob("*") if p.is_file() and not p.is_symlink()}
-    own = {path.name for path in tree.rglob("*.so*")}
-    todo = set().union(*elves.values()) - own - RUNTIME
+def bundle_libraries(tree: Path) -> None:
+    """Copy Debian's libraries that the tree needs to SYSDEPS, and set the search paths of all.
+
+    Raises:
+        debian.Missing: This machine does not have a library.
+    """
+    needed_by_file = {}
+    for path in tree.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            needed_by_file[path] = read_needed(path)
+    own_names = {path.name for path in tree.rglob("*.so*")}
+    pending = set().union(*needed_by_file.values()) - own_names - RUNTIME
     (tree / SYSDEPS).mkdir(parents=True, exist_ok=True)
-    done = set[str]()
-    while todo:
-        name = todo.pop()
+    done: set[str] = set()
+    while pending:
+        name = pending.pop()
         done.add(name)
         if GLIBC.fullmatch(name):
             continue
         source = debian.ROOT / LIB / name
         if not source.exists():
-            raise debian.Missing(f"the tree needs {name}, and no Debian package has brought it")
+            raise debian.Missing(f"the tree needs {name}, which no installed Debian package has")
         copy = tree / SYSDEPS / name
         copy.write_bytes(source.read_bytes())
         copy.chmod(0o755)
-        license_of(source, tree)
-        elves[copy] = needed(copy)
-        todo |= elves[copy] - own - RUNTIME - done
-    for path, needs in elves.items():
-        if needs or path.suffix == ".so" or ".so." in path.name:
-            find_beside(path, tree)
+        copy_license(source, tree)
+        needed_by_file[copy] = read_needed(copy)
+        pending |= needed_by_file[copy] - own_names - RUNTIME - done
+    for path, needed in needed_by_file.items():
+        if needed or path.suffix == ".so" or ".so." in path.name:
+            set_search_path(path, tree)
 
 
-def find_beside(path: Path, tree: Path) -> None:
-    """RUNPATH of one ELF file: its own folder, and those of the tree's libraries."""
+def set_search_path(path: Path, tree: Path) -> None:
+    """Set RUNPATH of an ELF file to the folders of the tree's libraries."""
     with path.open("rb") as stream:
         if stream.read(4) != b"\x7fELF" or not ELFFile(stream).get_section_by_name(".dynamic"):
             return
-    folders = ["lib", "lib/llvm/lib", SYSDEPS, "lib/host-math/lib"]
-    ways = [os.path.relpath(tree / folder, path.parent) for folder in folders]
-    text = ":".join("$ORIGIN" if way == "." else f"$ORIGIN/{way}" for way in ways)
-    subprocess.run(["patchelf", "--set-rpath", text, path], check=True)
+    entries = []
+    for folder in ("lib", "lib/llvm/lib", SYSDEPS, "lib/host-math/lib"):
+        relative = os.path.relpath(tree / folder, path.parent)
+        entries.append("$ORIGIN" if relative == "." else f"$ORIGIN/{relative}")
+    subprocess.run(["patchelf", "--set-rpath", ":".join(entries), path], check=True)
 
 
-def license_of(library: Path, tree: Path) -> None:
-    """The copyright file of the package that a library comes from."""
-    package = debian.owner(library.resolve())
+def copy_license(library: Path, tree: Path) -> None:
+    """Copy the copyright file of the package that a library belongs to."""
+    package = debian.find_owner(library.resolve())
     text = debian.ROOT / "usr/share/doc" / package / "copyright"
     if package and text.exists():
         target = tree / "share/doc" / package / "LICENSE.txt"
@@ -187,9 +214,12 @@ def license_of(library: Path, tree: Path) -> None:
 
 
 def pack(tree: Path, archive: Path) -> Path:
-    """A tarball without a top folder, as AMD's is: equal trees give equal bytes."""
+    """Pack a tree into a tarball without a top folder, as AMD's is, and return the tarball.
 
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    Equal trees have equal tarballs.
+    """
+
+    def normalize(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.mtime = member.uid = member.gid = 0
         member.uname = member.gname = ""
         return member
@@ -200,7 +230,7 @@ def pack(tree: Path, archive: Path) -> Path:
         packer = subprocess.Popen(gzip, stdin=subprocess.PIPE, stdout=out)
         with tarfile.open(fileobj=packer.stdin, mode="w|") as tar:
             for path in sorted(tree.iterdir()):
-                tar.add(path, path.name, filter=plain)
+                tar.add(path, path.name, filter=normalize)
         packer.stdin.close()
         if packer.wait():
             raise SystemExit(f"gzip failed: is the disk of {archive.parent} full?")

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What makes torch cheap in a rehearsal: parts switched off, and device code for a few files alone.
+"""Changes to the recipe of pytorch that make a rehearsal of torch cheap.
 
-Edits of the copy's recipes/pytorch, which the overlay prints. A HIP file of torch that DEVICE_CODE
-does not name becomes an object with an empty code object in it and nothing that the file defines.
-The link defines what is then missing, by a function that throws.
+Parts of torch are switched off, and only the HIP files that DEVICE_CODE names are compiled. Each of
+the other HIP files becomes an object that has an empty code object and no functions. The link then
+defines the missing functions as one that throws. The overlay prints the changes.
 """
 
 Edits = list[tuple[str, str, str]]
 
 FOLDER = "recipes/pytorch"
-OPTIONS, CHECK = f"{FOLDER}/options.sh", f"{FOLDER}/check_configuration.py"
+OPTIONS = f"{FOLDER}/options.sh"
+CHECK = f"{FOLDER}/check_configuration.py"
+# CMake options that are switched off.
 OFF = ["USE_FBGEMM", "USE_XNNPACK", "USE_NNPACK", "USE_PYTORCH_QNNPACK", "USE_MIMALLOC"]
-VECTORS = [f"{lang}_{unit}_FOUND" for lang in ("C", "CXX") for unit in ("AVX", "AVX2", "AVX512")]
-LAUNCH = '"$RECIPE_DIR/thin.sh;ccache"'
-LINK = '\n    CMAKE_CXX_LINKER_LAUNCHER="$RECIPE_DIR/thin.sh"'
+NO_AVX = (
+    "C_AVX_FOUND=OFF C_AVX2_FOUND=OFF C_AVX512_FOUND=OFF "
+    "CXX_AVX_FOUND=OFF CXX_AVX2_FOUND=OFF CXX_AVX512_FOUND=OFF"
+)
+COMPILER_LAUNCHER = '"$RECIPE_DIR/thin.sh;ccache"'
+LINKER_LAUNCHER = 'CMAKE_CXX_LINKER_LAUNCHER="$RECIPE_DIR/thin.sh"'
+# Edits of the recipe's files: the file, a pattern, and its replacement.
 EDITS: Edits = [
     (OPTIONS, "USE_KINETO=ON", "USE_KINETO=OFF"),
     (OPTIONS, "USE_MKLDNN=ON", "USE_MKLDNN=OFF"),
@@ -22,11 +28,17 @@ EDITS: Edits = [
         r"\n    BLAS=OpenBLAS\n",
         rf"\n    {' '.join(f'{name}=OFF' for name in OFF)} USE_PRECOMPILED_HEADERS=ON\g<0>",
     ),
-    *[
-        (OPTIONS, rf"(?<=\n    CMAKE_{lang}_COMPILER_LAUNCHER=)ccache\n", f"{LAUNCH}{more}\n")
-        for lang, more in (("CXX", LINK), ("HIP", "\n    " + " ".join(f"{n}=OFF" for n in VECTORS)))
-    ],
-    # ccache refuses precompiled headers of clang without these
+    (
+        OPTIONS,
+        r"(?<=\n    CMAKE_CXX_COMPILER_LAUNCHER=)ccache\n",
+        f"{COMPILER_LAUNCHER}\n    {LINKER_LAUNCHER}\n",
+    ),
+    (
+        OPTIONS,
+        r"(?<=\n    CMAKE_HIP_COMPILER_LAUNCHER=)ccache\n",
+        f"{COMPILER_LAUNCHER}\n    {NO_AVX}\n",
+    ),
+    # Without these settings, ccache does not cache what uses clang's precompiled headers.
     (
         OPTIONS,
         r"\n# setup\.py runs ninja again",
@@ -39,9 +51,10 @@ EDITS: Edits = [
     ],
     (CHECK, r'    if "Using Kineto with(.*\n){2}', ""),
 ]
-# What the package tests, bitsandbytes' among them, `strix-validate backend` and `libraries`, a step
-# of training and simple arithmetic call; every tensor is made in TensorFactories. The second half
-# is what vLLM calls when it serves.
+# Names of HIP files without their suffixes. The first half is called by the package tests, also
+# those of bitsandbytes, by `strix-validate backend` and `libraries`, by a step of training and by
+# simple arithmetic. TensorFactories makes every tensor. The second half is called by vLLM when it
+# serves.
 DEVICE_CODE = """
 AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels
 ConvolutionMM2d Copy DepthwiseConv2d DistributionNormal Dropout FillKernel ForeachBinaryOpScalar
@@ -63,11 +76,11 @@ layer_norm_kernel
 """
 LAUNCHER = """\
 #!/usr/bin/env bash
-# The launcher of the compilers, for `ccache COMPILER ... -c FILE`, and of the linker.
+# Runs the compilers, as in `thin.sh ccache COMPILER ... -c FILE`, and the linker.
 set -euo pipefail
 words=()
 while (($#)); do
-    # torch passes -mllvm -openmp-opt-disable to clang, and ccache takes that for -o
+    # torch passes `-mllvm -openmp-opt-disable` to clang. ccache takes the second word for -o.
     if [[ $1 == -mllvm ]]; then
         shift
         words+=("-mllvm=$1")
@@ -79,10 +92,10 @@ done
 set -- "${words[@]}"
 name=${!#}
 name=${name##*/}
-made=$(sed -n 's/.* -o \\([^ ]*\\).*/\\1/p' <<< " $*")
+output=$(sed -n 's/.* -o \\([^ ]*\\).*/\\1/p' <<< " $*")
 
-# An object in which the compiler registers an empty code object, and nothing else.
-without_code() {
+# Makes an object that registers an empty code object and has no other content.
+make_empty_object() {
     local empty=empty.hipfb target="--offload-arch=$PYTORCH_ROCM_ARCH"
     if [[ ! -e $empty ]]; then
         "$1" -x hip "$target" --offload-device-only --gpu-bundle-output -nogpuinc -nogpulib \\
@@ -90,17 +103,17 @@ without_code() {
         mv "$empty.$$" "$empty"
     fi
     "$1" -x hip "$target" --offload-host-only -nogpuinc -nogpulib -fPIC -O0 \\
-        -D"ABSENT=absent_$(cksum <<< "$made" | cut -d ' ' -f 1)" \\
+        -D"ABSENT=absent_$(cksum <<< "$output" | cut -d ' ' -f 1)" \\
         -Xclang -fcuda-include-gpubinary -Xclang "$empty" \\
-        -MD -MT "$made" -MF "$made.d" -o "$made" -c "${0%/*}/absent.hip"
+        -MD -MT "$output" -MF "$output.d" -o "$output" -c "${0%/*}/absent.hip"
 }
 
-# A C++ file that defines the names of torch that the library needs and no library has.
-absent() {
+# Prints a C++ file that defines torch's symbols that the library needs and no library has.
+define_missing() {
     local word='[^[:space:]]*' names
     local name="_Z$word(2at|3c10|4c10d|5torch)$word"
-    names=$(ldd -r "$made" 2>&1 |
-        sed -nE "s/^undefined symbol: ($name).*${made##*/}.*/\\1/p" | sort -u)
+    names=$(ldd -r "$output" 2>&1 |
+        sed -nE "s/^undefined symbol: ($name).*${output##*/}.*/\\1/p" | sort -u)
     [[ $names ]] || return 0
     echo '#include <stdexcept>'
     echo '#define SAYS "left out of this rehearsal of torch"'
@@ -111,30 +124,30 @@ absent() {
 
 case " $* " in
     *" -emit-pch "*)
-        # Not from ccache: a precompiled header names the folder of its build, and is of no use in
-        # another. What uses it is known by the bytes of its headers.
+        # This runs without ccache: a precompiled header names the folder of its build, and cannot
+        # be used in another. The checksum of its headers identifies it for the objects that use it.
         shift
         "$@"
-        for made; do [[ $made == *.pch ]] && break; done
-        sed 's/^[^:]*://; s/\\\\$//' "$made.d" | xargs cat | sha256sum > "$made.sum"
+        for output; do [[ $output == *.pch ]] && break; done
+        sed 's/^[^:]*://; s/\\\\$//' "$output.d" | xargs cat | sha256sum > "$output.sum"
         ;;
     *"torch_hip.dir/"*" -x hip "*)
         grep -qxF "${name%.*}" "${0%/*}/device_code.txt" && exec "$@"
-        without_code "$2"
+        make_empty_object "$2"
         ;;
     *" -shared "*)
         "$@"
-        case ${made##*/} in
-            libtorch_hip.so | libtorch_python.so) absent > "$made.absent.cpp" ;;
+        case ${output##*/} in
+            libtorch_hip.so | libtorch_python.so) define_missing > "$output.absent.cpp" ;;
             *) exit ;;
         esac
-        [[ ! -s $made.absent.cpp ]] || "$@" "$made.absent.cpp"
+        [[ ! -s $output.absent.cpp ]] || "$@" "$output.absent.cpp"
         ;;
     *) exec "$@" ;;
 esac
 """
 ABSENT = """\
-// What of the HIP runtime a kernel needs that is never called.
+// The declarations of the HIP runtime that a kernel needs, which is never called.
 struct dim3 { unsigned x, y, z; };
 typedef struct ihipStream_t *hipStream_t;
 extern "C" int __hipPopCallConfiguration(dim3 *, dim3 *, unsigned long *, hipStream_t *);

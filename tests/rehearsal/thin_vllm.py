@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What makes vllm cheap in a rehearsal: device code for a few of its HIP files alone.
+"""Changes to the recipe of vllm that make a rehearsal of vLLM cheap.
 
-Edits of the copy's recipes/vllm, which the overlay prints. Any other HIP file is compiled for the
-host alone, with an empty code object in it: the modules load, and its kernels are not found.
+Only the HIP files that DEVICE_CODE names get device code. The other HIP files are compiled for the
+host only, with an empty code object: the modules load, but the kernels of these files are not
+found. The overlay prints the changes.
 """
 
 FOLDER = "recipes/vllm"
 BUILD = f"{FOLDER}/build.sh"
+# Edits of the recipe's files: the file, a pattern, and its replacement.
 EDITS = [
     (
         BUILD,
@@ -14,7 +16,8 @@ EDITS = [
         ' -DCMAKE_HIP_COMPILER_LAUNCHER=$RECIPE_DIR/thin.sh"',
     )
 ]
-# What serving a small model launches, with matrix products of few rows (skinny_gemms).
+# Names of HIP files without their suffixes. vLLM launches their kernels when it serves a small
+# model. skinny_gemms has the matrix products of few rows.
 DEVICE_CODE = """
 activation_kernels cache_kernels common fused_layernorm_dynamic_per_token_quant
 fused_qknorm_rope_kernel fused_silu_mul_block_quant hip_utils_kernels hip_view layernorm_kernels
@@ -23,7 +26,7 @@ skinny_gemms topk topk_softmax_kernels vocab_parallel_embedding_kernels
 """
 LAUNCHER = """\
 #!/usr/bin/env bash
-# The launcher of the HIP compiler, for `COMPILER ... -x hip -c FILE`.
+# Runs the HIP compiler, as in `thin.sh COMPILER ... -x hip -c FILE`.
 set -euo pipefail
 name=${!#}
 name=${name##*/}

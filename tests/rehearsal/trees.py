@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files of Debian's packages, laid out in another tree by a table of moves."""
+"""Copy files of Debian's packages to another tree, to the paths that a table states."""
 
 import os
 import re
@@ -10,54 +10,68 @@ from pathlib import Path
 from rehearsal import debian
 
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
-# The first pattern that matches a whole path decides; None leaves a file out.
+# Patterns of paths and their targets. The first pattern that matches a whole path decides. None
+# leaves the file out.
 Moves = Sequence[tuple[str, str | None]]
-# CMake's own words for a prefix: one folder less to go up, without Debian's triple, and no /usr.
-STEP = re.compile(r'(get_filename_component\((\w+) "\$\{\2\}" PATH\)\n)\1{3}')
-ORIGINAL = re.compile(r"get_filename_component\(_realCurr .*?unset\(_realCurr\)\n", re.DOTALL)
-# hip-lang counts from its file and has five
+# In CMake files, the steps from a file up to the prefix. Without the folder of Debian's triple,
+# there is one step less.
+FOUR_STEPS = re.compile(r'(get_filename_component\((\w+) "\$\{\2\}" PATH\)\n)\1{3}')
+# The same as a path. hip-lang has five steps, because it counts from its file.
 FOUR_UP = re.compile(r"\.\./(?:\.\./){3}")
+# In CMake files, a comparison with the original prefix, which is /usr.
+ORIGINAL = re.compile(r"get_filename_component\(_realCurr .*?unset\(_realCurr\)\n", re.DOTALL)
 HOST_FOLDER = re.compile(r";?/usr/include(?:/libdrm)?(?=[;\"])")
 
 
-def moved(name: str, moves: Moves) -> str | None:
-    """Where a path goes, or None if nowhere."""
+def find_target(name: str, moves: Moves) -> str | None:
+    """Return the target of a path, or None if the file is left out."""
     for pattern, target in moves:
-        if found := re.fullmatch(pattern, name):
-            return None if target is None else found.expand(target)
+        match = re.fullmatch(pattern, name)
+        if match:
+            return None if target is None else match.expand(target)
     return None
 
 
 def lay_out(names: Iterable[str], moves: Moves, tree: Path) -> None:
-    """Copies files of Debian's into `tree` as `moves` says.
+    """Copy files of Debian's packages into a tree.
 
-    A link to what moves too stays one; any other becomes the file.
+    A link to a file that is copied too stays a link. Other links are replaced by their targets.
+
+    Args:
+        names: The paths of the files, relative to `/`.
+        moves: The targets of the files.
+        tree: The tree.
     """
     placed = []
     for name in names:
-        target = moved(name, moves)
+        target = find_target(name, moves)
         if target is None or (tree / target).is_symlink() or (tree / target).exists():
             continue
         (tree / target).parent.mkdir(parents=True, exist_ok=True)
         _place(name, tree / target, moves, tree)
         placed.append(tree / target)
-    for path in placed:  # a folder that only links led to
+    # Links are removed whose targets the tree does not have after all.
+    for path in placed:
         if path.is_symlink() and not path.exists():
             path.unlink()
 
 
 def _place(name: str, target: Path, moves: Moves, tree: Path) -> None:
+    """Copy a file to its target, or make a link if the file is a link into the tree."""
     root = debian.ROOT
     path = root / name
     if path.is_symlink():
         final = Path(os.path.realpath(path))
         direct = Path(os.path.normpath(path.parent / path.readlink()))
         direct = Path(os.path.realpath(direct.parent)) / direct.name
-        for aim in (direct, final):
-            inside = moved(os.path.relpath(aim, root), moves) if aim.is_relative_to(root) else None
+        for destination in (direct, final):
+            if not destination.is_relative_to(root):
+                continue
+            inside = find_target(os.path.relpath(destination, root), moves)
             if inside and tree / inside == target:
-                return  # both names in one: the file comes under its own
-            if inside and aim.exists():
+                # Both paths have the same target. The file itself is copied under its own path.
+                return
+            if inside and destination.exists():
                 target.symlink_to(os.path.relpath(tree / inside, target.parent))
                 return
         if not final.is_file():
@@ -68,7 +82,10 @@ def _place(name: str, target: Path, moves: Moves, tree: Path) -> None:
 
 
 def mend_cmake(tree: Path) -> None:
-    """CMake and pkg-config files of a tree without Debian's triple name it, and /usr, no more."""
+    """Remove Debian's triple and /usr from the CMake and pkg-config files of a tree.
+
+    The tree has no folder of that triple.
+    """
     for path in sorted({*tree.rglob("*.cmake"), *tree.rglob("*.pc")}):
         if path.is_symlink():
             continue
@@ -80,7 +97,7 @@ def mend_cmake(tree: Path) -> None:
         else:
             new = HOST_FOLDER.sub("", ORIGINAL.sub("", new))
             if path.is_relative_to(tree / "lib/cmake"):
-                new = FOUR_UP.sub("../../../", STEP.sub(r"\1\1\1", new))
+                new = FOUR_UP.sub("../../../", FOUR_STEPS.sub(r"\1\1\1", new))
         new = new.replace("lib/x86_64-linux-gnu", "lib")
         if new != text:
             path.write_text(new, errors="surrogateescape")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Build one recipe with what the channel has, untested: `untested.py RECIPE FOLDER [KEY=VALUE...]`.
+"""Build one recipe with the packages of the channel, without its tests.
 
-For a package whose tests need one that is not built yet. By the driver of FORGE_ROOT, which builds
-what a package runs with first, and keeps none without its tests: so this one goes into a folder of
-its own, and never into a channel.
+    untested.py RECIPE FOLDER [KEY=VALUE...]
+
+This is for a package whose tests need a package that is not built yet. The driver of FORGE_ROOT
+builds it. Its usual commands first build the run requirements of a package, and keep no package
+that was not tested. So the package goes into a folder of its own, and never into a channel.
 """
 
 import shutil
@@ -20,17 +22,19 @@ from forge.sources.cache import SourceCache
 
 
 def build(ctx: Context, name: str, folder: Path) -> list[Path]:
-    """The packages of one recipe, in `folder`. Raises ForgeError."""
+    """Build a recipe in a folder, and return its packages. Raises ForgeError."""
     ctx.select([name])
-    (step,) = (one for one in ctx.recipes.plan(ctx.channel) if one.recipe.name == name)
+    (step,) = (step for step in ctx.recipes.plan(ctx.channel) if step.recipe.name == name)
     sources = SourceCache(ctx.project)
-    kill_leftovers(folder.parent)  # compilers of a build that was killed
+    # A build that was killed may have left compilers.
+    kill_leftovers(folder.parent)
     shutil.rmtree(folder, ignore_errors=True)
     for source in list_sources(step.recipe):
         sources.fetch(source, lambda *_: None)
-    for raw in step.recipe.sources:
-        if wrong := prepare(step.recipe, raw, sources, folder / "src_cache"):
-            raise Failed(wrong)
+    for source in step.recipe.sources:
+        reason = prepare(step.recipe, source, sources, folder / "src_cache")
+        if reason:
+            raise Failed(reason)
     job = ctx.base.arguments(step.digest_value, step.outputs[0].number) | {
         "action": "build",
         "recipes": [str(step.recipe.path)],
@@ -41,14 +45,15 @@ def build(ctx: Context, name: str, folder: Path) -> list[Path]:
     }
     log = ctx.project.logs / f"{name}.untested.log"
     run_job(ctx.project, max_jobs(), lambda _: None, threading.Event(), job, log)
-    for made in ("bld", "build_cache", "src_cache"):
-        shutil.rmtree(folder / made, ignore_errors=True)
+    for work_folder in ("bld", "build_cache", "src_cache"):
+        shutil.rmtree(folder / work_folder, ignore_errors=True)
     return sorted(folder.glob("*/*.conda"))
 
 
 def main() -> None:
-    """Prints the packages, or the reason that there are none, and exits with 1."""
-    name, folder = sys.argv[1], Path(sys.argv[2])
+    """Build the recipe and print its packages. If that fails, print the reason, and exit with 1."""
+    name = sys.argv[1]
+    folder = Path(sys.argv[2])
     ctx = Context(variants=sys.argv[3:])
     try:
         with ctx.project.lock():
@@ -56,7 +61,7 @@ def main() -> None:
     except ForgeError as error:
         raise SystemExit(f"{name}: {error}") from None
     for package in packages:
-        print(f"not tested, not in the channel: {package}")
+        print(f"built without tests, and not added to the channel: {package}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""channel.yml of a copy of the checkout, executed by the tests' small runner on the stand-ins."""
+"""Run channel.yml of a rehearsal's copy on the stand-ins, and install what it publishes.
+
+The small runner of the tests, support/workflow_runner.py, executes the workflow.
+"""
 
 import re
 import shutil
@@ -17,10 +20,12 @@ from support.workflow_runner import SKIPPED, SUCCESS, Run
 
 from forge.bases import CONDA_FORGE
 
-# Those up to AOTriton, whose tests need the emulator.
+# The recipes up to aotriton. Its tests need the emulator.
 RECIPES = ["rocm-sdk", "amdsmi", "triton", "strix-emulate", "aotriton"]
-DISK = 30 << 30  # bytes of a machine's, where it can be mounted
-RELEASE_FORMAT = "--package-format conda:19 "  # its level takes many times longer
+DISK = 30 << 30  # the size of a machine's disk in bytes, where a disk can be mounted
+# The option is removed: compression at this level takes many times longer.
+RELEASE_FORMAT = "--package-format conda:19 "
+# A launcher that runs the copy's driver, with the sources that the rehearsal has.
 FORGE = """\
 #!/bin/sh
 mkdir -p build && ln -sfn {sources} build/sources
@@ -29,14 +34,16 @@ FORGE_ROOT=$PWD exec {python} src/forge "$@"
 
 
 def write_repository(place: Place, folder: Path, recipes: list[str]) -> None:
-    """Write the repository: the copy of the checkout, with these recipes and sources at hand.
+    """Write the repository: a copy of the checkout with some recipes only.
 
-    AOTriton has its smallest set of kernels, and packages are compressed as local work is.
+    AOTriton has its smallest set of kernels, and packages are compressed as in local work.
     """
-    made = {"build", "channel", MARK}  # by the copy's driver and the rehearsal, at the top alone
 
     def ignore(parent: str, names: list[str]) -> set[str]:
-        return made.intersection(names) if Path(parent) == place.root else set()
+        """Leave out what the driver and the rehearsal have written to the copy's top folder."""
+        if Path(parent) != place.root:
+            return set()
+        return {"build", "channel", MARK}.intersection(names)
 
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(place.root, folder, symlinks=True, ignore=ignore)
@@ -44,8 +51,8 @@ def write_repository(place: Place, folder: Path, recipes: list[str]) -> None:
         if recipe.parent.name not in recipes:
             shutil.rmtree(recipe.parent)
     variants = folder / "variants.yaml"
-    text, times = re.subn(r"(?m)^  - full$", "  - sample", variants.read_text())
-    assert times, "variants.yaml names no set of kernels"
+    text, count = re.subn(r"(?m)^  - full$", "  - sample", variants.read_text())
+    assert count, "variants.yaml names no set of kernels"
     variants.write_text(text)
     build = folder / ".github/workflows/build.yml"
     text = build.read_text()
@@ -56,12 +63,12 @@ def write_repository(place: Place, folder: Path, recipes: list[str]) -> None:
 
 
 def run_channel(place: Place, recipes: list[str]) -> int:
-    """Run channel.yml for some recipes, and install what it published; returns an exit code."""
+    """Run channel.yml for some recipes, install what it published, and return an exit code."""
     folder = place.folder / "workflow"
     shutil.rmtree(folder, ignore_errors=True)
     write_repository(place, folder / "source", recipes)
-    with served(place.conda_forge, Revalidating) as theirs:
-        write_mirrors(folder / "home", {CONDA_FORGE: theirs})
+    with served(place.conda_forge, Revalidating) as conda_forge:
+        write_mirrors(folder / "home", {CONDA_FORGE: conda_forge})
         hub = Hub(
             folder / "hub",
             folder / "source",
@@ -71,8 +78,9 @@ def run_channel(place: Place, recipes: list[str]) -> int:
             home={".pixi/config.toml": (folder / "home/.pixi/config.toml").read_text()},
             disk=DISK,
         )
-        run, start = Run(hub, "channel.yml"), time.monotonic()
-        with place.noted("workflow"):
+        run = Run(hub, "channel.yml")
+        start = time.monotonic()
+        with place.record_cost("workflow"):
             results = run.start("push", hosted.CODE)
         print(*run.log, sep="\n")
         print(f"{time.monotonic() - start:.0f} s:", results)
@@ -80,11 +88,18 @@ def run_channel(place: Place, recipes: list[str]) -> int:
             return 1
         for name, digest in hosted.read_published(hub).items():
             print(digest, (hub.releases / hosted.NAME / name).stat().st_size, name)
-        return install(place, hub, theirs, recipes)
+        return install(place, hub, conda_forge, recipes)
 
 
-def install(place: Place, hub: Hub, theirs: str, recipes: list[str]) -> int:
-    """Lock and install what was published, from its public address; returns an exit code."""
+def install(place: Place, hub: Hub, conda_forge: str, recipes: list[str]) -> int:
+    """Lock and install the published packages from their public URL, and return an exit code.
+
+    Args:
+        place: The rehearsal.
+        hub: The hub that has published the packages.
+        conda_forge: The URL of the stand-in for conda-forge.
+        recipes: The recipes of the packages.
+    """
     user = hub.folder / "user"
     stack = user / "stacks/mine"
     stack.mkdir(parents=True)
@@ -94,13 +109,13 @@ def install(place: Place, hub: Hub, theirs: str, recipes: list[str]) -> int:
     for name in ("recipes/bases", "variants.yaml"):
         (user / name).symlink_to(place.root / name)
     with served(hub.folder, hosted.Assets) as github:
-        mirrors = {CONDA_FORGE: theirs, hosted.ADDRESS: f"{github}/download/{hosted.NAME}"}
-        write_mirrors(user, mirrors)
+        releases = f"{github}/download/{hosted.NAME}"
+        write_mirrors(user, {CONDA_FORGE: conda_forge, hosted.ADDRESS: releases})
         environment = clean_environment(user) | GPU
         environment |= {"FORGE_ROOT": str(user), "FORGE_BASE": "conda-forge"}
         environment |= {"FORGE_NO_PIXI": "1", "FORGE_CHANNEL": hosted.ADDRESS}
-        for word in ("lock", "install"):
-            command = [sys.executable, str(place.root / "src/forge"), word, "mine"]
+        for command_name in ("lock", "install"):
+            command = [sys.executable, str(place.root / "src/forge"), command_name, "mine"]
             done = subprocess.run(command, cwd=user, env=environment, check=False)
             if done.returncode:
                 return done.returncode
