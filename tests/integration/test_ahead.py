@@ -84,7 +84,7 @@ def write_index(folder: Path, packages: Packages) -> None:
 def find_reasons(
     recipes: RecipeSet, steps: list[Step], tmp_path: Path
 ) -> Callable[[Packages], dict[str, str]]:
-    """A function that returns, by recipe, why a conda-forge with these packages does not do."""
+    """A function that returns, by recipe, what a conda-forge with these packages cannot satisfy."""
 
     def find(packages: Packages) -> dict[str, str]:
         folder = tmp_path / "theirs"

@@ -29,7 +29,7 @@ KILLS = [
     "unlink:1:0:/staging/beta/noarch",
     "rename:1:0:/repodata.json",
 ]
-# One in so many calls is tested.
+# Unless FORGE_KILLS is set, only every fifth call is tested.
 STEP = 1 if os.environ.get("FORGE_KILLS") else 5
 # A system call, the error with which it fails, and a part of its path.
 FAULTS = [

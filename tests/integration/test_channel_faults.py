@@ -14,7 +14,8 @@ from support.kills import needs_time
 from support.project import CHECKOUT
 from support.workflow_runner import CANCELLED, FAILURE, SKIPPED, SUCCESS, Run
 
-CHAIN = ("rocm-sdk", "aotriton", "pytorch")  # recipes up to the last of pytorch's jobs
+# The recipes of the jobs sdk, aotriton and pytorch.
+CHAIN = ("rocm-sdk", "aotriton", "pytorch")
 
 
 def list_names(files: dict[str, str]) -> set[str]:

@@ -25,7 +25,7 @@ TESTS = (
 
 @pytest.fixture
 def clone(tmp_path: Path, host_base: None) -> Path:
-    """A clone in which pip has built both products. The sources have the wheel of setuptools."""
+    """A clone in which pip has built both products, with setuptools from build/sources."""
     root = tmp_path / "clone"
     copy_checkout(root, packages=False)
     for words in ("init -q", "add -A"):

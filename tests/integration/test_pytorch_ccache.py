@@ -139,9 +139,9 @@ def test_second_attempt_hits(tmp_path: Path) -> None:
 
 
 def build_aotriton(folder: Path, cache: Path, **variables: str) -> None:
-    """Run build_library.sh in a new folder. It ends at its check, because the objects are not real.
+    """Run build_library.sh in a new folder, with `variables` in its environment.
 
-    `variables` are added to the script's environment.
+    The script compiles and installs. Its final check then fails, because it needs the real objects.
     """
     work = folder / "work"
     prefix = folder / "host_env"

@@ -247,7 +247,7 @@ def test_what_conda_forges_package_requires_besides(
 def test_another_name_than_pypis(tmp_path: Path) -> None:
     """A package with conda-forge's name requires the package of the wheel, which has PyPI's name.
 
-    The requirements of other wheels name the latter.
+    Requirements of other wheels have PyPI's name.
     """
     names = ["prometheus_client", "ray-default", "ray", "rich"]
     assert conda_forge.find_other_names("prometheus-client", names) == {"prometheus_client"}

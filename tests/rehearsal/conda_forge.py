@@ -437,7 +437,7 @@ def read_wheels(versions: Mapping[str, Version], cache: Path) -> dict[str, wheel
 
 
 def find_other_names(wheel: str, names: Iterable[str]) -> set[str]:
-    """Return those of conda-forge's names that are not PyPI's name of a wheel, but stand for it."""
+    """Return those of `names` by which conda-forge calls a wheel that has another name on PyPI."""
     same = {name for name in names if canonicalize_name(PYPI_NAMES.get(name, name)) == wheel}
     return same - {wheel}
 
