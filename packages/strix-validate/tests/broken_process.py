@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks, for a child process that imports no torch, of which the second has the fault $FAULT."""
+"""Checks for a child process that does not import torch. The second has the fault $FAULT."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ CHECKS = [Check(f"here/{n}", "", "") for n in range(4)]
 
 
 def checks():
-    """Each with its function."""
+    """Return the checks, each with its function."""
 
     def crash(options):
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -21,7 +21,7 @@ def checks():
         Path(os.environ["MARK"]).touch()
         time.sleep(1000)
 
-    def slow(options):  # until the parent process has lost patience
+    def slow(options):  # until the parent process's time limit is over
         mark = Path(os.environ["MARK"])
         mark.touch()
         while mark.exists():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls of kernels whose results are computed once, and the answers that a child process gives."""
+"""Helpers for tests of kernel calls: cached expected results, mock answers and skip marks."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ def answer(tensors) -> CallAnswer:
 
 
 def make(case, seed="seed"):
-    """As cases.make does; each precision of what must be returned is computed once."""
+    """Return a case's call and expected results, as cases.make does, but cache the results."""
     call, expected = cases.make(seed, case)
     return call, cache(expected)
 
@@ -29,7 +29,7 @@ def skip_without(*modules: str) -> pytest.MarkDecorator:
 
 
 def need_disassembler() -> None:
-    """Skip the test where there is none."""
+    """Skip the test if no disassembler is installed."""
     try:
         find_disassembler()
     except DisassemblerError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The quick checks of Triton kernels, of each library, as record_coverage and its test see them."""
+"""The quick checks of each library's Triton kernels, for record_coverage.py and its test."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from strix_validate.triton.cases import Case, make
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
 from strix_validate.vllm import vllm_checks
 
-#: The libraries whose cases are a table.
+#: The tables of cases. flash-attn's cases have another format.
 _TABLES = {
     "conch": conch.COMPUTED,
     "fla": fla.COMPUTED,
@@ -22,7 +22,7 @@ _TABLES = {
     "sage": sage.COMPUTED,
     "vllm": vllm_checks.COMPUTED,
 }
-#: By library, what its modules are called begins with this.
+#: The prefix of the module names of each library.
 LIBRARIES = {
     "flash": "flash_attn",
     "conch": "conch",
@@ -36,11 +36,11 @@ LIBRARIES = {
 
 @dataclass(frozen=True)
 class QuickCase:
-    """A check that quick has on a CPU.
+    """A check of the size `quick` that runs on a CPU.
 
     Attributes:
-        case: what it is made of.
-        refusals: names of exceptions that pass.
+        case: how to build its call, and the dtype.
+        refusals: names of exceptions that the library may raise without failing the check.
     """
 
     name: str
@@ -52,9 +52,9 @@ class QuickCase:
         return make(self.name, self.case)[0]
 
     def digest(self) -> str:
-        """Return what differs where the call does: shapes, options, and whole numbers.
+        """Return a hash of the call: its name, options, shapes, strides and integer values.
 
-        What is drawn is zero here, as it depends on the CPU.
+        Random tensors are replaced by zeros, because random numbers depend on the CPU.
         """
         call, _ = self.case.build(lambda *shape: torch.zeros(shape, dtype=self.case.dtype))
         parts = [call.name, repr(getattr(call, "options", "")), repr(getattr(call, "repeats", ""))]
@@ -66,7 +66,7 @@ class QuickCase:
 
 
 def quick_cases(library: str) -> Iterator[QuickCase]:
-    """Yield a library's quick checks; of those that come in two dtypes, the one in float16."""
+    """Yield a library's quick checks; of a check in two dtypes, only the one in float16."""
     if library == "flash":
         for flash_case in flash_cases.CASES:
             if flash_case.size is Size.QUICK:

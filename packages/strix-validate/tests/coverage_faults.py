@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults that only a second trip, a large batch or one more argument shows, as in vllm_faults.
+"""Faults that only a second loop trip, a large batch or another argument shows.
 
-None of them fails a check that quick had before: what each case is there for.
+The entries have the format of vllm_faults.py. Each names the quick check that was added for the
+fault; no other quick check fails.
 """
 
 from vllm_faults import (
@@ -18,7 +19,7 @@ from vllm_faults import (
 _CONV = f"{_LAYERS}/mamba/ops/causal_conv1d.py"
 _BATCH = ("    right = num_seqs\n", "    right = tl.minimum(num_seqs, 32)\n")
 _FIRST_PICTURE = "mm_prefix_range_ptr + seq_idx * MAX_MM_RANGES * 2 + i * 2"
-#: Loops and grids of one trip, of vLLM.
+#: Faults of vLLM in the second trip of a loop or the second program of a grid axis.
 TRIPS = {
     "32 sequences": (_HELPERS, *_BATCH, "prefill-batch-40"),
     "32 sequences in decoding": (_HELPERS, *_BATCH, "decode-batch-40"),
@@ -71,7 +72,7 @@ TRIPS = {
         "conv1d-short",
     ),
 }
-#: Flags and arguments, of vLLM.
+#: Faults of vLLM that depend on a flag or an argument.
 ARGUMENTS = {
     "pictures that are causal": (
         _HELPERS,
@@ -233,7 +234,7 @@ ARGUMENTS = {
 VLLM = TRIPS | ARGUMENTS
 
 _FLASH = "flash_attn/flash_attn_triton_amd"
-#: Of packages, as in triton_faults.
+#: Faults of other packages, in the format of triton_faults.py.
 PACKAGES = {
     "flash_attn: 4096 keys of a cache": (
         f"{_FLASH}/fwd_decode.py",

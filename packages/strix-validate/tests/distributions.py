@@ -78,7 +78,7 @@ RELEASES = {
     ),
 }
 
-#: Machines on which nothing is wrong, as they are with usual settings.
+#: Healthy machines with the usual settings of their distributions.
 HEALTHY = {
     "Ubuntu 26.04": Machine(
         RESOLUTE | kernel("7.0.0-31-generic") | gtt(110), device=DeviceFile(105, 0o660, 236)
@@ -115,4 +115,4 @@ HEALTHY = {
     ),
 }
 
-DISTRIBUTIONS = RELEASES | {f"healthy: {name}": each for name, each in HEALTHY.items()}
+DISTRIBUTIONS = RELEASES | {f"healthy: {name}": machine for name, machine in HEALTHY.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A mock of a GPU under load, by a clock that the test drives: an hour takes no time."""
+"""A mock of a GPU under load. The test drives its clock, so that an hour takes no time."""
 
 import json
 import os
@@ -16,7 +16,7 @@ TURN = 15
 
 
 class Clock:
-    """Stands still until it is waited for. interrupt_at: Ctrl-C comes in that second."""
+    """A clock that moves only in wait_until. In the second interrupt_at, Ctrl-C is pressed."""
 
     def __init__(self, interrupt_at=float("inf")):
         self.seconds, self.interrupt_at = 0.0, interrupt_at
@@ -31,12 +31,15 @@ class Clock:
 
 
 class FakeGpu:
-    """Worker and sensors in one: a step each half a second, three loads in turns of 15 seconds.
+    """A mock of a GPU's worker: a step each half second, three loads in turns of 15 seconds.
 
     Args:
-        hang_at, die_at: The second after which nothing comes, or the process has a status.
-        reading: Returns the sensors' reading of a second and a load.
-        step: Returns what differs in a step from a right one, for a second, a load and its number.
+        hang_at: The second after which the worker sends nothing.
+        die_at: The second from which the process has the exit status `status`.
+        last_line: A line that the worker writes when it dies.
+        reading: A function of the second and the load that returns changes to the sensors' reading.
+        step: A function of the second, the load and the number of the step that returns changes to
+            the message of a correct step.
         prepared_at: The second in which the first turn begins.
     """
 
@@ -80,10 +83,10 @@ class FakeGpu:
                 self.turn = turn
                 messages.append({"turn": turn, "load": load})
             self.numbers[load] += 1
-            right = {"rate": 30.0, "results": 40, "changed": 0, "error": 0.2, "fault": ""}
+            correct_step = {"rate": 30.0, "results": 40, "changed": 0, "error": 0.2, "fault": ""}
             messages.append(
                 {"step": 1, "load": load}
-                | right
+                | correct_step
                 | self.change(self.written, load, self.numbers[load])
             )
         lines = [json.dumps(message) for message in messages]
@@ -100,7 +103,7 @@ class FakeGpu:
 
 
 class Sensors:
-    """The sensors' process."""
+    """A mock of the process that reads the sensors."""
 
     def __init__(self, gpu):
         self.gpu = gpu
@@ -108,12 +111,21 @@ class Sensors:
     def lines(self):
         at = self.gpu.clock.seconds
         load = self.gpu.load_at(at)[1] if at >= self.gpu.prepared_at else ""
-        right = {"temperature_c": 70, "clock_mhz": 2700, "power_w": 110, "gpu_memory_mib": 4000}
-        return [json.dumps(right | self.gpu.read(at, load))]
+        reading = {"temperature_c": 70, "clock_mhz": 2700, "power_w": 110, "gpu_memory_mib": 4000}
+        return [json.dumps(reading | self.gpu.read(at, load))]
 
 
 def soak(gpu, *, minutes=60, tree=None, faults=None, keep=lambda row: None, device=GPU):
-    """Record the mock; return the story. faults: the kernel's, by second; tree: the machine."""
+    """Record a soak of a mock GPU, and return its story.
+
+    Args:
+        gpu: A FakeGpu.
+        minutes: The duration.
+        tree: The machine's files.
+        faults: The faults that the kernel logs, by second.
+        keep: Called with each row of the recording.
+        device: The device that the story names.
+    """
     story = Story(device)
     faults = dict(faults or {})
 

@@ -3,9 +3,10 @@
 
     python tests/families.py        # writes families.json; needs transformers and torch
 
-Each family is counted twice: as its class's defaults say, with no key at all, and with another
-number of layers, words and columns, and with what the class derives from them, as in published
-files. What is counted is the sum of all tensors' sizes; encoders also by themselves.
+Each family is counted twice. The first config has no keys, so that the class's defaults apply. The
+second one changes num_hidden_layers, vocab_size and intermediate_size, and contains the keys that
+the class derives from them, as published files do. A count is the number of elements of all
+parameters; those of encoders are also counted alone.
 """
 
 import dataclasses
@@ -16,14 +17,14 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("families.json")
 _MAPPINGS = ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "CAUSAL_LM")
-#: Keys that arrange nothing.
+#: Keys that do not change a model's shapes.
 _IDLE = re.compile("token|_id$|ids$|index|label|axis|version")
 #: Seconds that building a model may take.
 _LIMIT = 120
 
 
 def collect() -> dict:
-    """Return the counts by model_type: what its config says, with the number of parameters."""
+    """Return by model_type the changed config keys with the numbers of parameters."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -40,7 +41,7 @@ def collect() -> dict:
 
 
 def _count(kind: str, name: str) -> list[list]:
-    """Return the counts of one family; none if its class refuses its own defaults."""
+    """Return the counts of one family; an empty list if its class refuses its own defaults."""
     from transformers import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[kind]
@@ -63,15 +64,15 @@ def _stop(*_: object) -> None:
 
 
 def _changes(config_class: type) -> dict:
-    """Return other dimensions than a class's defaults, for its text."""
+    """Return config keys whose text dimensions differ from the defaults of a class."""
     part = getattr(config_class, "sub_configs", {}).get("text_config")
     instance = config_class()
     text = instance.text_config if part else instance
     changes = {}
     for key, change in (("num_hidden_layers", 5), ("vocab_size", 1024), ("intermediate_size", 512)):
-        own = text.attribute_map.get(key, key)
-        if isinstance(getattr(text, own, None), int):
-            changes[own] = getattr(text, own) + change
+        name = text.attribute_map.get(key, key)
+        if isinstance(getattr(text, name, None), int):
+            changes[name] = getattr(text, name) + change
     if part:
         kind = {"model_type": text.model_type}
         text = config_class(text_config=kind | changes).text_config
@@ -80,7 +81,7 @@ def _changes(config_class: type) -> dict:
 
 
 def derived(config) -> dict:
-    """Return what a config derives from its other keys: the kinds of its layers, and numbers."""
+    """Return the keys that a config derives from others: lists of layer types, and integers."""
     usual = {field.name: field.default for field in dataclasses.fields(config)}
     values = {}
     for key, value in config.to_dict().items():
@@ -91,7 +92,7 @@ def derived(config) -> dict:
 
 
 def _parameters(config, name: str) -> tuple[int, int]:
-    """Return the number of all parameters, and of those of encoders of images and sound."""
+    """Return the number of all parameters, and of those of image and audio encoders."""
     import torch
     import transformers
 

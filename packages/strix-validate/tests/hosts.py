@@ -28,7 +28,8 @@ def node(version: int, simds: int, minor: int = 128, more: str = "") -> str:
     )
 
 
-#: Triton is two days old, the caches one, and a package that does not matter is new.
+#: The time at which the healthy host is examined. Triton is two days old and the caches are one day
+#: old; the new package rich must not make them stale.
 NOW = 1_800_000_000
 HEALTHY = {
     "proc/sys/kernel/osrelease": "6.18.9-200.fc43.x86_64\n",
@@ -56,7 +57,7 @@ HEALTHY = {
     "Version: 20260110.git1-0ubuntu1\n\n",
     "dev/kfd": "",
     "dev/dri/renderD128": "",
-    # what copies are measured with
+    # doctor/copies loads this library
     "home/user/env/lib/libamdhip64.so.7": "",
     "lib64/libc.so.6": "GNU C Library (GNU libc) stable release version 2.42.\n",
     f"{META}/triton-3.7.1-h1_0.json": record("triton", "3.7.1"),
@@ -118,7 +119,7 @@ WITHOUT_KFD = {
     f"{PCI}/driver": Path("/sys/bus/pci/drivers/amdgpu"),
 }
 HALO = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
-#: name: (a machine's files, what pixi's solver makes of it)
+#: name: (a machine's files, the virtual packages that pixi's solver detects)
 MACHINES = {
     "alone": ({}, HALO),
     "beside-discrete": (DISCRETE, {"__amdgpu": "0", "__amdgpu_arch": "11.0.0"}),
@@ -152,7 +153,7 @@ REFUSED += [
 
 
 def released(*lines: str) -> dict[str, str]:
-    """The file that names a distribution."""
+    """Return the file that names a distribution."""
     return {"etc/os-release": "".join(f"{line}\n" for line in lines)}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A kernel of what Triton's interpreter lacks, in a module that its child process can import."""
+"""Kernels for tests of Triton's interpreter, in a module that its child process can import."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Interpreted:
-    """Sums 0, 1 and 2 with counters of a loop, calls three functions, and masks by a scalar."""
+    """A kernel with what Triton's interpreter lacks: loop counters, libdevice and scalar masks."""
 
     dtype: torch.dtype = torch.float32
 
@@ -19,7 +19,7 @@ class Interpreted:
         return ""
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        # here: a function takes what the interpreter offers when it is imported
+        # imported late: on import, its functions bind to the language that the interpreter offers
         from triton.language.extra import libdevice
 
         @triton.jit
@@ -43,7 +43,7 @@ class Interpreted:
 
 @dataclass(frozen=True)
 class Launching:
-    """Launches a kernel on a grid of 5 by 1, whose loop has a trip more than its number."""
+    """A launch on a grid of 5 by 1. Program n makes n + 1 trips of its loop."""
 
     dtype: torch.dtype = torch.float32
 

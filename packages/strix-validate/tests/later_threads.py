@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines of public threads that were drawn after the doctor had been written.
+"""Machines from public issue threads that were sampled after the doctor was written.
 
-Each comment is what a helper in the thread says.
+The comment above a machine is the advice that the thread gives its owner.
 """
 
 import errno
@@ -35,7 +35,7 @@ TOOLBOX = environ(VIRTUAL_ENV="/opt/venv", CONDA_PREFIX="", PATH="/opt/venv/bin:
     "opt/venv/lib/libamdhip64.so.7": "",
 }
 TOOLBOX_SITE = "opt/venv/lib/python3.13/site-packages"
-#: What a compute node exports with the fixes, also in a kernel of a lower number.
+#: KFD's node properties in a kernel with the fixes, whatever its version number.
 FIXED_NODE = {f"{KFD}/1/properties": node(110501, 80, more="cwsr_size 13701120\n")}
 
 
@@ -69,7 +69,7 @@ def status(user: int, *groups: int) -> dict[str, str]:
 
 
 TORCH = {
-    # AMD's wheels need the one with the kernels of the GPU: torch[device-gfx1151]
+    # AMD's torch also needs the wheel with the kernels of the GPU: torch[device-gfx1151]
     "ROCm/TheRock#7839": Machine(
         VENV
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
@@ -105,7 +105,7 @@ TORCH = {
         TOOLBOX | torch(TOOLBOX_SITE, "2.10.0a0+rocm7.11.0a20251212", hip="7.2.53150"),
         {"packages": Expected("error", "ROCm 7.11.0a20251212, which page-faults")},
     ),
-    # 7.1 of repo.radeon.com crashes: take 7.2 or newer
+    # 7.1 of repo.radeon.com crashes: use 7.2 or newer
     "unslothai/unsloth#5301": Machine(
         VENV
         | UBUNTU
@@ -129,7 +129,7 @@ TORCH = {
             "packages": Expected("warning", "ROCm 7.2 and newer are stable", "--force-reinstall"),
         },
     ),
-    # no override; a newer kernel and runtime; a small carve-out
+    # remove the override, update the kernel and the runtime, and choose a small carve-out
     "ROCm/legacy-rocm-build#5824": Machine(
         VENV
         | environ(CONDA_PREFIX="", VIRTUAL_ENV="/home/user/venv", HSA_OVERRIDE_GFX_VERSION="11.0.0")
@@ -147,7 +147,7 @@ TORCH = {
             "gtt": Expected("info"),
         },
     ),
-    # 6.17.9 has the kernel's half of the fix, so that ROCm 7.1.1 faults
+    # 6.17.9 has the kernel's half of the fix; ROCm 7.1.1 lacks the other half, and faults
     "kyuz0/amd-strix-halo-toolboxes#45": Machine(
         FIXED_NODE
         | kernel("6.17.9-300.fc43.x86_64")
@@ -160,7 +160,7 @@ TORCH = {
 }
 
 MEMORY = {
-    # the smallest that this BIOS offers is 1 GB: take it, and 7 GiB come back
+    # choose 1 GB, the smallest carve-out that this BIOS offers: this frees 7 GiB
     "peonist-ai/halogen-flash-server#12": Machine(
         RESOLUTE
         | kernel("7.0.0-31-generic")
@@ -175,7 +175,7 @@ MEMORY = {
             "gtt": Expected("info"),
         },
     ),
-    # no such option; pages_limit is changed where it stands, on the command line
+    # the option does not exist; pages_limit is set on the command line, and must be changed there
     "kyuz0/amd-strix-halo-toolboxes#39": Machine(
         CACHYOS
         | gtt(124)
@@ -191,7 +191,7 @@ MEMORY = {
             )
         },
     ),
-    # 128 of 125 GiB is too much, and gttsize is not needed
+    # 128 GiB are more than the machine's 125, and gttsize is not needed
     "kyuz0/amd-strix-halo-toolboxes#16 in GRUB": Machine(
         UBUNTU
         | gtt(128)
@@ -248,7 +248,7 @@ MEMORY = {
 }
 
 SETTINGS = {
-    # pt is no value of amd_iommu
+    # pt is not a value of amd_iommu
     "kyuz0/amd-strix-halo-toolboxes#66": Machine(
         kernel("7.0.4-100.fc43.x86_64") | command_line("quiet amd_iommu=pt"),
         {
@@ -261,7 +261,7 @@ SETTINGS = {
         command_line("amd_iommu=on"),
         {"iommu": Expected("info", "With amd_iommu=off", never="remove-args")},
     ),
-    # files in /etc/modprobe.d are made from the configuration
+    # NixOS writes the files in /etc/modprobe.d from its configuration
     "NixOS' extraModprobeConfig": Machine(
         NIXOS
         | kernel("6.18.12")
@@ -301,7 +301,7 @@ SETTINGS = {
 }
 
 DRIVERS = {
-    # the kernel's driver is right: no DKMS, nor its firmware
+    # use the kernel's own driver: remove DKMS and its firmware
     "ROCm/amdgpu#209": Machine(
         UBUNTU
         | kernel("6.18.14-061814-generic")
@@ -325,7 +325,7 @@ DRIVERS = {
             "firmware": Expected("error", "is the bad MES 0x83", "autoremove --purge", reboot=True),
         },
     ),
-    # a newer kernel, no DKMS, a small carve-out
+    # update the kernel, remove DKMS, and choose a small carve-out
     "lmstudio-ai/lmstudio-bug-tracker#1004": Machine(
         UBUNTU
         | kernel("6.14.0-29-generic")
@@ -352,7 +352,7 @@ DRIVERS = {
             "pixi": Expected("warning"),
         },
     ),
-    # gfx1152 is no Strix Halo
+    # gfx1152 is not a Strix Halo
     "ROCm/TheRock#7952": Machine(
         MINT
         | kernel("7.0.0-31-generic")
@@ -366,7 +366,7 @@ DRIVERS = {
 }
 
 CONTAINERS = {
-    # groups' numbers are the host's
+    # in a container, the numbers of groups are the host's
     "debpalash/VoiceStudio#1274": Machine(
         {".dockerenv": "", "etc/group": "video:x:44:\n"} | status(1000, 39, 105),
         both_devices(Expected("error", "its group is 992", "--group-add $(stat", "usermod"))
@@ -382,19 +382,19 @@ CONTAINERS = {
         errno.EACCES,
         DeviceFile(992, 0o660, 236),
     ),
-    # without root, groups are mapped: keep-groups
+    # a rootless container maps groups to other numbers: use --group-add keep-groups
     "kyuz0/amd-strix-halo-toolboxes#53": Machine(
         environ(DISTROBOX_ENTER_PATH="/usr/bin/distrobox-enter") | {"run/.containerenv": ""},
         both_devices(NO_GROUP),
         errno.EACCES,
         DeviceFile(65534, 0o660, 236),
     ),
-    # a flatpak has a permission for all devices, and since 1.18 for this one
+    # flatpak has a permission for all devices, and since 1.18 one for /dev/kfd
     "flatpak/flatpak#5383": Machine(
         environ(container="flatpak") | {"dev/kfd": None},
         {"kfd": Expected("error", "(flatpak)", "flatpak override --user --device=all", "recreate")},
     ),
-    # /dev/dri alone is not enough; and this torch is not ROCm's
+    # /dev/dri alone is not enough; and this torch is not built for ROCm
     "Comfy-Org/ComfyUI#14326": Machine(
         VENV | {".dockerenv": "", "dev/kfd": None} | torch(VENV_SITE, "2.12.0+cpu"),
         {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a call launches in Triton's interpreter: flags, arguments, grid axes and trips of loops."""
+"""Record what a call launches in Triton's interpreter: flags, arguments, grid axes, loop trips."""
 
 import ast
 import inspect
@@ -13,20 +13,21 @@ from typing import Any
 
 import torch
 
+#: All programs of the outermost axis run if they are at most so many.
 _FEW = 8
-#: What stands between a check and the library's function.
+#: Prefixes of the modules that pass a check's call on to the library's function.
 _BETWEEN = ("torch.", "contextlib", "functools")
 
 
 @dataclass
 class Launches:
-    """What one case launched.
+    """The launches of one case.
 
     Attributes:
-        modules: prefixes of the names of modules whose functions are noted.
-        kernels: by name the flags, grid axes and loops of a kernel, see coverage.json.
-        functions: by name the arguments of a library's function.
-        kernel: the name of the kernel that runs.
+        modules: prefixes of the names of modules whose functions are recorded.
+        kernels: flags, grid axes and loops by kernel, in the format of coverage.json.
+        functions: arguments by library function.
+        kernel: the name of the running kernel.
     """
 
     modules: tuple[str, ...]
@@ -35,58 +36,60 @@ class Launches:
     kernel: str = ""
 
     def add_kernel(self, function: Any, constants: list[str], values: dict[str, Any]) -> None:
-        """Note a launch."""
-        # kernels of one name are in several modules
+        """Record a launch."""
+        # several modules may have kernels of the same name
         self.kernel = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        source = _source_of(function)
+        source = _parse_source(function)
         empty: dict = {"flags": {}, "compared": {}, "grid": {}, "loops": {}}
-        own = self.kernels.setdefault(self.kernel, empty)
+        recorded = self.kernels.setdefault(self.kernel, empty)
         for name, value in values.items():
             if name in constants:
-                _note(own["flags"], name, _describe_constant(value))
+                _record(recorded["flags"], name, _describe_constant(value))
             else:
-                _note(own["flags"], name, "None" if value is None else "given")
-        constants_of = _compared(source).items()
-        own["compared"] = {name: values for name, values in constants_of if name in constants}
-        for axis in _axes(source):
-            own["grid"].setdefault(str(axis), 0)
+                _record(recorded["flags"], name, "None" if value is None else "given")
+        compared = _list_compared_constants(source)
+        recorded["compared"] = {name: x for name, x in compared.items() if name in constants}
+        for axis in _list_axes(source):
+            recorded["grid"].setdefault(str(axis), 0)
 
     def add_grid(self, *sizes: int) -> None:
-        """Note how many programs a launch has on each axis that the kernel asks for."""
+        """Record the number of programs on each axis whose program id the kernel reads."""
         axes = self.kernels[self.kernel]["grid"]
         for axis, programs in axes.items():
             axes[axis] = max(programs, int(sizes[int(axis)]))
 
     def add_loop(self, frame: Any, trips: int) -> None:
-        """Note how often a loop runs; frame: of the function that has it."""
+        """Record the number of trips of a loop in the function of a frame."""
         code = frame.f_code
         text = " ".join(linecache.getline(code.co_filename, frame.f_lineno).split("#")[0].split())
-        # the loop's lines move with what is above the function
+        # the line counts from the function's first line, so that edits above it change no name
         name = f"{code.co_name}+{frame.f_lineno - code.co_firstlineno} {text.rstrip(':')}"
         loops = self.kernels[self.kernel]["loops"]
         loops[name] = max(loops.get(name, 0), trips)
 
     def add_call(self, frame: Any) -> None:
-        """Note the arguments of a library's function."""
+        """Record the arguments of a library's function."""
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        function = _function_of(frame)
+        function = _find_function(frame)
         parameters = inspect.signature(function).parameters if function else {}
-        own = self.functions.setdefault(f"{frame.f_globals['__name__']}.{code.co_qualname}", {})
+        recorded = self.functions.setdefault(
+            f"{frame.f_globals['__name__']}.{code.co_qualname}", {}
+        )
         for name in names:
             if name in ("self", "cls", "ctx"):
                 continue
             parameter = parameters.get(name)
             default = parameter.default if parameter else inspect.Parameter.empty
-            _note(own, name, _describe(frame.f_locals[name], default))
+            _record(recorded, name, _describe(frame.f_locals[name], default))
             text = str(parameter.annotation) if parameter else ""
             if "int" in text and "Tensor" in text:
                 for kind in ("a tensor", "a number"):
-                    own[name].setdefault(kind, False)
+                    recorded[name].setdefault(kind, False)
 
 
-def _note(own: dict[str, dict[str, bool]], name: str, value: str) -> None:
-    own.setdefault(name, {})[value] = True
+def _record(recorded: dict[str, dict[str, bool]], name: str, value: str) -> None:
+    recorded.setdefault(name, {})[value] = True
 
 
 def _describe_constant(value: Any) -> str:
@@ -96,7 +99,7 @@ def _describe_constant(value: Any) -> str:
 
 
 def _describe(value: Any, default: Any) -> str:
-    """Return what kind of value an argument has: numbers differ in whether they are the default."""
+    """Return the kind of an argument's value, and whether a number or list is the default."""
     if isinstance(value, bool | str) or value is None:
         return str(value)
     if isinstance(value, torch.Tensor):
@@ -109,7 +112,7 @@ def _describe(value: Any, default: Any) -> str:
     return str(value) if isinstance(value, torch.dtype) else "a value"
 
 
-def _function_of(frame: Any) -> Any:
+def _find_function(frame: Any) -> Any:
     """Return the function that a frame runs, without its decorators, or None."""
     value: Any = frame.f_globals
     for name in frame.f_code.co_qualname.split("."):
@@ -119,15 +122,15 @@ def _function_of(frame: Any) -> Any:
 
 
 @cache
-def _source_of(function: Any) -> ast.AST:
+def _parse_source(function: Any) -> ast.AST:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError):
         return ast.Module(body=[], type_ignores=[])
 
 
-def _compared(source: ast.AST) -> dict[str, list[str]]:
-    """Return by name the constants that it is compared with."""
+def _list_compared_constants(source: ast.AST) -> dict[str, list[str]]:
+    """Return by name the constants with which a kernel compares it."""
     constants: dict[str, set[str]] = {}
     for node in ast.walk(source):
         if (
@@ -140,8 +143,8 @@ def _compared(source: ast.AST) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in sorted(constants.items())}
 
 
-def _axes(source: ast.AST) -> list[int]:
-    """Return the axes of the grid that a kernel asks for."""
+def _list_axes(source: ast.AST) -> list[int]:
+    """Return the axes of the grid whose program ids a kernel reads."""
     axes = set()
     for node in ast.walk(source):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "program_id":
@@ -152,17 +155,20 @@ def _axes(source: ast.AST) -> list[int]:
 
 
 def _ends(numbers: range) -> list[int]:
-    """Return the first number and the last one."""
+    """Return the first and the last number."""
     return sorted({*numbers[:1], *numbers[-1:]})
 
 
 def _few_programs(numbers: range, frame: Any) -> list[int]:
-    """Return the programs of a grid's axis that run: the first of all axes, and the last of all.
+    """Return the programs of one grid axis that run.
 
-    Of the first axis, all of a few run: what a kernel reads may decide how many trips it makes.
+    On the outermost axis these are the first and the last program, or all if there are few, because
+    data may decide how many trips a program makes. On an inner axis it is the first program if the
+    outermost axis is at its first program, and otherwise the last.
 
     Args:
-        frame: of the loops over the axes, at the one of this axis.
+        numbers: the programs of the axis.
+        frame: the interpreter's loops over the axes, at the loop of this axis.
     """
     axis = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()[1]
     sizes = dict(zip("xyz", frame.f_locals["grid"], strict=True))
@@ -172,35 +178,42 @@ def _few_programs(numbers: range, frame: Any) -> list[int]:
     return list(numbers) if len(numbers) <= _FEW else _ends(numbers)
 
 
-def watch(launches: Launches, whole: bool) -> None:
-    """Note what this process's interpreter runs; whole: all programs and all trips run."""
+def watch(launches: Launches, run_all: bool) -> None:
+    """Record what this process's interpreter runs.
+
+    Args:
+        launches: receives the record.
+        run_all: Run all programs and trips, instead of the first and the last.
+    """
     from triton.runtime import interpreter
 
-    # after interpreter.complete, which gives the module a range of its own
-    counted, execute = interpreter.range, interpreter.GridExecutor.__call__
-    own_file = interpreter.__file__
+    # interpreter.complete must have run: it replaces the module's range
+    interpreter_range, execute = interpreter.range, interpreter.GridExecutor.__call__
+    interpreter_file = interpreter.__file__
 
     def numbers(*limits: Any) -> Iterable:
         frame = sys._getframe(1)
         if frame.f_code.co_name == "_new_range":
             frame = frame.f_back
         trips = range(*(int(x) for x in limits))
-        if frame.f_code.co_filename == own_file:
+        if frame.f_code.co_filename == interpreter_file:
             is_grid = frame.f_code.co_qualname == "GridExecutor.__call__"
-            return _few_programs(trips, frame) if is_grid and not whole else trips
+            return _few_programs(trips, frame) if is_grid and not run_all else trips
         launches.add_loop(frame, len(trips))
-        if whole:
-            return counted(*limits)
-        # as the interpreter gives them: numbers, or tensors where a limit is one
-        first = next(iter(counted(*limits)), 0)
+        if run_all:
+            return interpreter_range(*limits)
+        # numbers, or tensors if a limit is a tensor, as from the interpreter's range
+        first = next(iter(interpreter_range(*limits)), 0)
         few = _ends(trips)
         return few if isinstance(first, int) else [interpreter._implicit_cvt(x) for x in few]
 
     def call(self: Any, *args: Any, **options: Any) -> None:
         names = inspect.getfullargspec(self.fn).args
-        own = {name: x for name, x in options.items() if name in names}
+        arguments = {name: x for name, x in options.items() if name in names}
         sys.setprofile(None)
-        launches.add_kernel(self.fn, self.constexprs, inspect.getcallargs(self.fn, *args, **own))
+        launches.add_kernel(
+            self.fn, self.constexprs, inspect.getcallargs(self.fn, *args, **arguments)
+        )
         try:
             execute(self, *args, **options)
         finally:
@@ -218,7 +231,7 @@ def watch(launches: Launches, whole: bool) -> None:
 
 
 def profile(launches: Launches, frame: Any, event: str, _: Any) -> None:
-    """Note a call from the validator into a library; a function for sys.setprofile."""
+    """Record a call from the validator into a library; a function for sys.setprofile."""
     code = frame.f_code
     if event != "call" or not code.co_argcount + code.co_kwonlyargcount or _is_between(frame):
         return
@@ -237,7 +250,7 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _is_between(frame: Any) -> bool:
-    """Return whether a function passes on what it is given: torch's, and decorators."""
+    """Return whether a function only passes its arguments on: torch's functions, and decorators."""
     name = frame.f_globals.get("__name__", "")
     is_decorator = not frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount
     return name == "torch" or name.startswith(_BETWEEN) or (not _is_ours(frame) and is_decorator)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""bitsandbytes' functions of weights in 4 bits and of one optimiser, in torch.
+"""A mock of bitsandbytes in torch: 4-bit quantization, and one 8-bit optimiser.
 
-Right by default; fault names what is wrong. It shares no code with the checks.
+It is correct unless `fault` names a fault. It shares no code with the checks.
 """
 
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ NF4 = torch.tensor(
 )
 
 
-def dynamic(signed):
+def make_dynamic_map(signed):
     numbers = [0.0, 1.0]
     for i in range(7):
         count = 2**i if signed else 2 ** (i + 1)
@@ -40,8 +40,8 @@ def dynamic(signed):
     return torch.tensor(sorted(numbers))
 
 
-def coded(values, table, block):
-    """Codes, and each block's largest magnitude."""
+def quantize(values, table, block):
+    """Return the codes of values, and each block's largest magnitude."""
     rows = torch.nn.functional.pad(values.flatten().float(), (0, -values.numel() % block))
     rows = rows.view(-1, block)
     scales = rows.abs().amax(1)
@@ -49,13 +49,13 @@ def coded(values, table, block):
     return (normal[..., None] - table).abs().argmin(-1).flatten()[: values.numel()], scales
 
 
-def times(numbers, scales, block):
+def dequantize(numbers, scales, block):
     places = torch.arange(len(numbers)) // block
     return numbers * scales[places]
 
 
 class Mock:
-    """A module bitsandbytes with a fault."""
+    """A mock of the module bitsandbytes, with a fault or without."""
 
     def __init__(self, fault=""):
         self.fault = fault
@@ -67,7 +67,7 @@ class Mock:
         table = NF4.clone()
         if self.fault == "another table":
             table[8] = 0.09
-        codes, scales = coded(x, table, blocksize)
+        codes, scales = quantize(x, table, blocksize)
         if self.fault == "truncated":
             codes = (codes - 1).clamp(min=0)
         first, second = codes[::2], codes[1::2]
@@ -82,25 +82,25 @@ class Mock:
         )
         if compress_statistics:
             state.offset = scales.mean()
-            state.absmax, inner = coded(scales - state.offset, dynamic(True), 256)
+            state.absmax, inner = quantize(scales - state.offset, make_dynamic_map(True), 256)
             if self.fault == "offset left out":
-                state.absmax, inner = coded(scales, dynamic(True), 256)
+                state.absmax, inner = quantize(scales, make_dynamic_map(True), 256)
             state.state2 = SimpleNamespace(absmax=inner, blocksize=256)
         return (first << 4 | second).to(torch.uint8)[:, None], state
 
     def dequantize_4bit(self, packed, state):
         scales = state.absmax
         if state.nested:
-            scales = times(dynamic(True)[scales], state.state2.absmax, 256)
+            scales = dequantize(make_dynamic_map(True)[scales], state.state2.absmax, 256)
             scales = scales + (0 if self.fault == "offset not added" else state.offset)
         codes = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], 1).flatten().long()
-        values = times(NF4[codes], scales, state.blocksize)
+        values = dequantize(NF4[codes], scales, state.blocksize)
         if self.fault == "scales by row":
             columns = state.shape[-1]
             block = -(-columns // state.blocksize)
             place = torch.arange(len(codes))
-            own = place // columns * block + place % columns // state.blocksize
-            values = NF4[codes] * scales[own.clamp(max=len(scales) - 1)]
+            blocks = place // columns * block + place % columns // state.blocksize
+            values = NF4[codes] * scales[blocks.clamp(max=len(scales) - 1)]
         return values.view(state.shape).to(state.dtype)
 
 
@@ -116,18 +116,19 @@ class Adam:
         return self.param_groups[0]
 
     def init_state(self, *_):
-        own = self.state[self.p] = {}
+        buffers = self.state[self.p] = {}
         for n in (1, 2):
-            own[f"qmap{n}"] = dynamic(n == 1)
+            buffers[f"qmap{n}"] = make_dynamic_map(n == 1)
             zeros = torch.zeros(self.p.numel())
-            own[f"state{n}"], own[f"absmax{n}"] = coded(zeros, own[f"qmap{n}"], 256)
-            own[f"state{n}"][:] = int((own[f"qmap{n}"] == 0).nonzero())
+            buffers[f"state{n}"], buffers[f"absmax{n}"] = quantize(zeros, buffers[f"qmap{n}"], 256)
+            buffers[f"state{n}"][:] = int((buffers[f"qmap{n}"] == 0).nonzero())
 
     def step(self):
         self.number += 1
-        own, grad, p = self.state[self.p], self.p.grad.float(), self.p.data.float()
+        buffers, grad, p = self.state[self.p], self.p.grad.float(), self.p.data.float()
         mean, square = (
-            times(own[f"qmap{n}"][own[f"state{n}"]], own[f"absmax{n}"], 256) for n in (1, 2)
+            dequantize(buffers[f"qmap{n}"][buffers[f"state{n}"]], buffers[f"absmax{n}"], 256)
+            for n in (1, 2)
         )
         mean = 0.9 * mean + 0.1 * grad
         square = 0.999 * square + 0.001 * grad * (1 if self.fault == "not squared" else grad)
@@ -139,6 +140,6 @@ class Adam:
             p[-77:] = self.p.data[-77:].float()
         self.p.data = p.to(self.p.dtype)
         for n, state in ((1, mean), (2, square)):
-            own[f"state{n}"], own[f"absmax{n}"] = coded(state, own[f"qmap{n}"], 256)
+            buffers[f"state{n}"], buffers[f"absmax{n}"] = quantize(state, buffers[f"qmap{n}"], 256)
             if self.fault == "scale of the block before":
-                own[f"absmax{n}"] = own[f"absmax{n}"].roll(1)
+                buffers[f"absmax{n}"] = buffers[f"absmax{n}"].roll(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the config.json of public models says about attention and experts: files, and by hand."""
+"""config.json of public models: whole files, and hand-written keys of attention and experts."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ _BY_HAND = {
         query_pre_attn_scalar=256,
         vocab_size=256000,
     ),
-    # transformers' defaults are not in the file
+    # the file leaves out keys that have transformers' defaults
     "Gemma-3-4B": {
         "text_config": {
             "model_type": "gemma3_text",
@@ -120,7 +120,7 @@ _BY_HAND = {
         vocab_size=200064,
     ),
 }
-#: Sparse attention, layers of Mamba, or a model that answers with no tokens.
+#: Models that are not in CONFIGS: sparse attention, Mamba layers, or no generated tokens.
 _WITHOUT = (
     "DeepSeek-V4-Flash",
     "GLM-5",
@@ -138,10 +138,9 @@ def _read(folder: str) -> dict[str, dict]:
 
 FILES = _read("configs")
 FORMATS = FILES.pop("formats")
-#: Of 2026, from the values of transformers 5.24's configurations and of the files that publishers
-#: give.
+#: Models of 2026, with the values of transformers 5.24's configurations and of publishers' files.
 SHAPES = _read("shapes")
-#: Of public threads of owners, which were answered wrong or not at all.
+#: Models from public issue threads that had a wrong answer or none.
 THREADS = _read("threads")
 CONFIGS = _BY_HAND | {
     name: config for name, config in (FILES | SHAPES).items() if name not in _WITHOUT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Environments of Python of which no thread tells: whose torch is loaded, and for which GPU."""
+"""Python environments that no thread describes: which torch is loaded, and for which GPU."""
 
 import json
 
@@ -7,7 +7,7 @@ from hosts import CONDA_FORGE, META, SITE, environ, record, released
 from threads import CUDA, NOT_OURS, VENV, VENV_SITE, Expected, Machine, kernel, torch
 
 USER_SITE = "home/user/.local/lib/python3.12/site-packages"
-#: An environment of pixi's, without a package of ours.
+#: A pixi environment without packages of our channel.
 PIXI = environ(CONDA_PREFIX="/home/user/work/.pixi/envs/default") | {
     "home/user/work/.pixi/envs/default/conda-meta/python-3.13.9-h1_0.json": record(
         "python", "3.13.9", "conda-forge"
@@ -20,18 +20,18 @@ OURS = "https://repo.prefix.dev/strix-forge"
 
 
 def workspace(*channels: str, file: str = "pixi.toml", table: str = "workspace") -> dict[str, str]:
-    """The manifest that the environment of PIXI belongs to."""
+    """Return the manifest of the workspace to which the environment PIXI belongs."""
     return {f"home/user/work/{file}": f"[{table}]\nchannels = {json.dumps(channels)}\n"}
 
 
 def conda_pytorch(meta: str, build: str, channel: str, name: str = "pytorch") -> dict[str, str]:
-    """The record of a conda package."""
+    """Return the record of a conda package."""
     data = {"name": name, "version": "2.10.0", "build": build, "channel": channel}
     return {f"{meta}/{name}-2.10.0-{build}.json": json.dumps(data)}
 
 
 def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
-    """conda-forge's pytorch in a workspace to which our channel was appended."""
+    """Return a machine with conda-forge's pytorch, whose workspace has our channel appended."""
     fix = f"channel remove {OURS} && pixi workspace channel add --prepend {OURS}; docs/move.md"
     message = f"build for {kind}, and sees no AMD GPU: in the workspace, our channel comes after"
     return Machine(
@@ -43,7 +43,7 @@ def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
     )
 
 
-#: Moves to our packages that went wrong: docs/move.md.
+#: Moves to our packages that failed, see docs/move.md.
 APPENDED = ("conda-forge", OURS)
 MOVED = {
     "conda-forge's CUDA, our channel appended": moved(

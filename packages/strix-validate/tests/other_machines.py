@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines of which no thread tells, of the same kinds as those of threads.py."""
+"""Machines that no thread describes, with the kinds of faults that threads.py has."""
 
 import errno
 from pathlib import Path
@@ -25,7 +25,7 @@ from threads import (
 BAZZITE = released("ID=bazzite", 'ID_LIKE="fedora"') | OSTREE
 TUMBLEWEED = released('ID="opensuse-tumbleweed"', 'ID_LIKE="opensuse suse"')
 MINT = released("ID=linuxmint", 'ID_LIKE="ubuntu debian"', "UBUNTU_CODENAME=noble")
-#: The GPU is on the bus, and no driver took it.
+#: The GPU is on the PCI bus, but no driver is bound to it.
 WITHOUT_DRIVER = {
     f"{KFD}/1/properties": None,
     f"{GPU}/mem_info_vram_total": None,

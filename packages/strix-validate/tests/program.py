@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The program strix-validate in a process of its own."""
+"""Run the program strix-validate in a process of its own."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ CODE = """if True:
 
 
 def run(*arguments: object, without: str = "", **variables: str) -> subprocess.CompletedProcess:
-    """without: a module that cannot be imported."""
+    """Run strix-validate. `without` names a module that cannot be imported."""
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "WITHOUT": without}
     return subprocess.run(
         [sys.executable, "-c", CODE, *map(str, arguments)],

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Record what the quick checks of Triton kernels launch: coverage.json, which test_coverage judges.
+"""Write coverage.json: what the quick checks of Triton kernels launch. test_coverage.py reads it.
 
 Run it with the libraries installed, after a change of cases or of a library:
 
     python packages/strix-validate/tests/record_coverage.py [LIBRARY...] --vllm FOLDER --keep FOLDER
 
-Each case runs in Triton's interpreter, in a process of its own. What is computed does not matter:
-of each grid axis the first and the last program run, of each loop the first and the last trip.
-A kernel that needs the others' results, because it reads places from them, runs again in whole.
+Each case runs in Triton's interpreter, in a process of its own. Its results do not matter: only the
+first and the last program of each grid axis run, and only the first and the last trip of each loop.
+If a case fails in this way, because a kernel reads indices from results that are missing, it runs
+again with all programs and trips.
 """
 
 import argparse
@@ -32,68 +33,69 @@ import launches
 import torch
 
 RECORD = Path(__file__).with_name("coverage.json")
-#: For a value that more than one case has: without any one of them it is still there.
+#: Takes the place of a case's name if several cases have a value.
 SEVERAL = "several"
 _SECONDS = 600
-#: Kinds of values of an argument that has no others.
+#: Kinds of values of a required argument. An argument that has only one of them is no gap.
 REQUIRED = {"a tensor", "a number", "a value"}
-#: Cases whose first and last programs have nothing to do: tokens of no adapter, adapters of none.
-_WHOLE = ("lora-prompt",)
-#: Of each kernel, and of what has it: values of flags, and sizes of axes and trips of loops.
+#: Cases that run in full, because their first and last programs do nothing: those have tokens
+#: without an adapter, or adapters without tokens.
+_IN_FULL = ("lora-prompt",)
+#: The parts of a kernel's record: flags, constants that flags are compared with, grid axes, loops.
 _PARTS = ("flags", "compared", "grid", "loops")
 
 
-def run_case(call: Any, modules: tuple[str, ...], whole: bool, to: int) -> None:
+def run_case(call: Any, modules: tuple[str, ...], run_all: bool, descriptor: int) -> None:
     """Make a call, and write what it launched to a file descriptor."""
-    seen = launches.Launches(modules)
-    launches.watch(seen, whole)
-    sys.setprofile(partial(launches.profile, seen))
+    recorded = launches.Launches(modules)
+    launches.watch(recorded, run_all)
+    sys.setprofile(partial(launches.profile, recorded))
     try:
         call.execute("cpu")
         error = ""
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
     sys.setprofile(None)
-    with os.fdopen(to, "wb") as pipe:
-        # the parent imports them too, once for all cases: torch._dynamo takes two seconds
+    with os.fdopen(descriptor, "wb") as pipe:
+        # the parent imports these modules too, for the next cases: torch._dynamo takes two seconds
         imported = [name for name in sys.modules if name.startswith((*modules, "torch._"))]
-        record = {"kernels": seen.kernels, "functions": seen.functions}
+        record = {"kernels": recorded.kernels, "functions": recorded.functions}
         pickle.dump((record, error, imported), pipe)
 
 
-def run_apart(call: Any, modules: tuple[str, ...], whole: bool) -> tuple[dict, str]:
-    """Do it in a child process: a kernel that reads results that are not there may crash."""
+def run_in_child(call: Any, modules: tuple[str, ...], run_all: bool) -> tuple[dict, str]:
+    """Run a case in a child process, because a kernel that reads missing results may crash."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
         signal.alarm(_SECONDS)
-        run_case(call, modules, whole, write)
+        run_case(call, modules, run_all, write)
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         data = pipe.read()
     os.waitpid(child, 0)
     if not data:
-        return {}, "it crashed, or took too long"
+        return {}, "the case crashed or took too long"
     record, error, imported = pickle.loads(data)
     for name in imported:
-        # what a check puts in a package's place is not there
+        # the child may have a stand-in for a package that is not installed
         with suppress(ImportError):
             importlib.import_module(name)
     return record, error
 
 
 def record_library(library: str, vllm: Path | None, keep: Path) -> None:
-    """Write what each of a library's quick checks launches to a file in a folder.
+    """Write the record of each of a library's quick checks to a file in the folder `keep`.
 
-    A case whose file is of the same call and of the same library does not run again.
+    A case whose file has the same version of the library and the same digest does not run again.
     """
     from strix_validate.triton import interpreter, stand_in
 
     stand_in.install()
     interpreter.complete()
-    # what is computed of a few trips alone may be any number
+    # with few trips, results may be any number
     warnings.simplefilter("ignore", RuntimeWarning)
     torch.set_num_threads(1)
     modules = (coverage_cases.LIBRARIES[library],)
@@ -103,45 +105,47 @@ def record_library(library: str, vllm: Path | None, keep: Path) -> None:
         if library == "vllm":
             call = replace(call, source=vllm)
         version = version or call.prepare()
-        of = {"version": version, "digest": case.digest()}
-        if file.exists() and json.loads(file.read_text())["of"] == of:
+        origin = {"version": version, "digest": case.digest()}
+        if file.exists() and json.loads(file.read_text())["of"] == origin:
             continue
-        record, error = run_apart(call, modules, whole=case.name in _WHOLE)
+        record, error = run_in_child(call, modules, run_all=case.name in _IN_FULL)
         if error and error.split(":")[0] not in case.refusals:
-            print(f"{library} {case.name}: whole, because of {error[:150]}", flush=True)
-            record, error = run_apart(call, modules, whole=True)
+            print(
+                f"{library} {case.name}: runs again in full, because of {error[:150]}", flush=True
+            )
+            record, error = run_in_child(call, modules, run_all=True)
         if error and error.split(":")[0] not in case.refusals:
             raise SystemExit(f"{library} {case.name}: {error}")
         print(f"{library} {case.name}", flush=True)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"of": of, **record}))
+        file.write_text(json.dumps({"of": origin, **record}))
 
 
 def merge(records: dict[str, dict]) -> dict:
-    """Return what the cases of a library launch together: each value with the case that has it.
+    """Return the merged record of a library, in which each value has the name of its case.
 
     Args:
-        records: by case what was recorded.
+        records: the records by case.
     """
     merged: dict[str, dict] = {"kernels": {}, "functions": {}}
     for case, record in records.items():
         for name, kernel in record["kernels"].items():
-            own = merged["kernels"].setdefault(name, {part: {} for part in _PARTS})
-            own["compared"] = kernel["compared"]
+            entry = merged["kernels"].setdefault(name, {part: {} for part in _PARTS})
+            entry["compared"] = kernel["compared"]
             for flag, values in kernel["flags"].items():
-                _add_values(own["flags"].setdefault(flag, {}), values, case)
+                _add_values(entry["flags"].setdefault(flag, {}), values, case)
             for part in ("grid", "loops"):
                 for key, count in kernel[part].items():
-                    own[part][key] = _larger(own[part].get(key, [0, ""]), count, case)
+                    entry[part][key] = _merge_count(entry[part].get(key, [0, ""]), count, case)
         for name, arguments in record["functions"].items():
-            own = merged["functions"].setdefault(name, {})
+            entry = merged["functions"].setdefault(name, {})
             for argument, values in arguments.items():
-                _add_values(own.setdefault(argument, {}), values, case)
-    return _told(merged)
+                _add_values(entry.setdefault(argument, {}), values, case)
+    return _drop_constant_values(merged)
 
 
-def _told(merged: dict) -> dict:
-    """Return what libraries launch without what is no choice: sizes, and arguments always there."""
+def _drop_constant_values(merged: dict) -> dict:
+    """Return a merged record without flags that are sizes and arguments that do not vary."""
     kernels = {}
     for name, kernel in merged["kernels"].items():
         flags = {
@@ -154,32 +158,33 @@ def _told(merged: dict) -> dict:
         name: {argument: v for argument, v in arguments.items() if not set(v) <= REQUIRED}
         for name, arguments in merged["functions"].items()
     }
-    return {"kernels": kernels, "functions": {name: own for name, own in functions.items() if own}}
+    functions = {name: arguments for name, arguments in functions.items() if arguments}
+    return {"kernels": kernels, "functions": functions}
 
 
 def _is_size(value: str) -> bool:
-    """Return whether a flag's value is a number: tiles are chosen, and sizes come from models."""
+    """Return whether a flag's value is a number, such as a tile size or a model's dimension."""
     return re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value) is not None
 
 
-def _add_values(own: dict[str, str], values: dict[str, bool], case: str) -> None:
+def _add_values(owners: dict[str, str], values: dict[str, bool], case: str) -> None:
     for value, is_passed in values.items():
         if not is_passed:
-            own.setdefault(value, "")
+            owners.setdefault(value, "")
         else:
-            own[value] = SEVERAL if own.get(value) else case
+            owners[value] = SEVERAL if owners.get(value) else case
 
 
-def _larger(known: list, count: int, case: str) -> list:
-    """Return the largest count, and the case that alone has more than one."""
-    most, owner = known
+def _merge_count(entry: list, count: int, case: str) -> list:
+    """Return the larger count, and the case that alone has a count above 1."""
+    largest, owner = entry
     if count > 1:
         owner = SEVERAL if owner else case
-    return [max(most, count), owner]
+    return [max(largest, count), owner]
 
 
 def write_record(libraries: Iterable[str], keep: Path) -> None:
-    """Write coverage.json: of these libraries what is in the folder, of the others what it had."""
+    """Write coverage.json. Only the records of these libraries change, to those in the folder."""
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     for library in libraries:
         cases = {case.name: case.digest() for case in coverage_cases.quick_cases(library)}

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Execute the calls of a set `sample`, with every candidate, as the GPU that gpu_arch names.
+"""Execute the calls of a library's set `sample` as the GPU $gpu_arch, with every candidate tile.
 
     python sample_sets.py LIBRARY
 
-Prints, as JSON, which kernels the calls looked up; the wave-instructions of those that were
-executed; what is wrong with their files; and of each call its error, whether its numbers were
-compared, and what is wrong with them. They are random, but zeros where nothing is expected: such
-calls write to one place from several programs. Of a launch of too many workgroups the first
+Prints JSON: the kernels that the calls looked up; the wave-instructions of each executed kernel;
+faults in the kernels' files; and for each call its error, whether its results were compared, and
+what is wrong with them.
+
+Inputs are random numbers if the call has expected results. Other calls write to one place from
+several programs, and their inputs are zeros. If a launch has too many workgroups, only the first
 ones are executed, and its call is not compared.
 """
 
@@ -38,57 +40,57 @@ SETS = {
     "liger-kernel": lambda: map(defer, *zip(*liger.SHIPPED["sample"], strict=True)),
     "sageattention": lambda: map(defer, *zip(*sage.SHIPPED["sample"], strict=True)),
 }
-#: Workgroups of a launch; sageattention's are long, liger's and aiter's short.
-MOST = dict.fromkeys(SETS, 32) | {"sageattention": 2, "liger-kernel": 2048}
+#: Most workgroups of a launch. Those of sageattention are long, those of liger and aiter short.
+MAX_WORKGROUPS = dict.fromkeys(SETS, 32) | {"sageattention": 2, "liger-kernel": 2048}
 if has_aiter():
-    MOST["flash-attn"] = 2048
+    MAX_WORKGROUPS["flash-attn"] = 2048
 
 
 class Executed:
-    """What was executed; whole: of the call that runs, whether each launch was."""
+    """Executes and records launches. are_complete: whether each launch of a call was complete."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_workgroups: int) -> None:
+        self.max_workgroups = max_workgroups
         self.instructions: dict[str, int] = {}
         self.faults: dict[str, list[str]] = {}
-        self.whole: list[bool] = []
+        self.are_complete: list[bool] = []
 
     def __call__(self, launch: stand_in.InterceptedLaunch) -> None:
         name, asm = launch.compiled.name, launch.compiled.asm
         lds = launch.compiled.metadata.shared
-        about = modes.CompiledKernel(name, asm["hsaco"], asm["amdgcn"], lds)
-        if wrong := kernels.find_faults(kernels.inspect(about)):
-            self.faults[name] = wrong
+        kernel = modes.CompiledKernel(name, asm["hsaco"], asm["amdgcn"], lds)
+        if faults := kernels.find_faults(kernels.inspect(kernel)):
+            self.faults[name] = faults
         if launch.is_warmup:
             return
         grid = launch.workgroups()
-        self.whole.append(math.prod(grid) <= self.most)
-        while math.prod(grid) > self.most:
+        self.are_complete.append(math.prod(grid) <= self.max_workgroups)
+        while math.prod(grid) > self.max_workgroups:
             grid = tuple(x // 2 if x == max(grid) else x for x in grid)
         done, _ = emulation.execute(replace(launch, grid=grid))
         key = f"{name} {_base32(launch.compiled.hash)}"
         self.instructions[key] = self.instructions.get(key, 0) + done.executed
 
-    def make(self, each: DeferredCall) -> dict:
-        self.whole.clear()
-        call, expected = make(each.name, Case(each.build, "", each.dtype))
-        # a copy: some change their tensors, from which the expected ones are computed
-        call = copy.deepcopy(replace(call, **each.change)) if expected else each
+    def make(self, deferred: DeferredCall) -> dict:
+        self.are_complete.clear()
+        call, expected = make(deferred.name, Case(deferred.build, "", deferred.dtype))
+        # a copy, because some calls change the tensors from which the expected results are computed
+        call = copy.deepcopy(replace(call, **deferred.change)) if expected else deferred
         answer = modes.answer(call, "cpu")
-        if answer.error or not expected or not all(self.whole):
+        if answer.error or not expected or not all(self.are_complete):
             return {"error": answer.error, "compared": False, "wrong": ""}
 
-        def returned(kind) -> dict:
+        def select_expected(kind) -> dict:
             return {name: x for name, x in expected(kind).items() if name in answer.tensors}
 
-        result = compare(Check("", "", ""), answer.tensors, returned, call.dtype)
+        result = compare(Check("", "", ""), answer.tensors, select_expected, call.dtype)
         return {"error": None, "compared": bool(result.measured), "wrong": result.reason}
 
 
 def divide_rows() -> None:
-    """Have liger divide a norm's rows among the GPU's processors, as it does where it finds one.
+    """Have liger divide the rows of a norm among workgroup processors, as it does on a GPU.
 
-    Elsewhere one workgroup does all of them, 32,768 in more than five CPU minutes.
+    Without a GPU it gives all 32,768 rows to one workgroup, which takes over five CPU minutes.
     """
     from liger_kernel.ops import rms_norm
 
@@ -100,16 +102,21 @@ def divide_rows() -> None:
 
 def main(library: str) -> None:
     looked_up: set[str] = set()
-    executed, calls = Executed(MOST[library]), list(SETS[library]())
+    executed, calls = Executed(MAX_WORKGROUPS[library]), list(SETS[library]())
     stand_in.install(all_candidates=True)
     stand_in.watch(lambda lookup: looked_up.add(f"{lookup.name} {lookup.key}"))
     stand_in.intercept(executed)
     calls[0].prepare()
     if library == "liger-kernel":
         divide_rows()
-    said = {call.name: executed.make(call) for call in calls}
-    found = {"looked up": sorted(looked_up), "executed": executed.instructions}
-    print(json.dumps(found | {"faults": executed.faults, "calls": said}))
+    results = {call.name: executed.make(call) for call in calls}
+    output = {
+        "looked up": sorted(looked_up),
+        "executed": executed.instructions,
+        "faults": executed.faults,
+        "calls": results,
+    }
+    print(json.dumps(output))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Let vLLM's own code judge lines of `vllm serve`: its argument parser, and its check of the cache.
+"""Judge command lines of `vllm serve` by vLLM's own argument parser and planning of its KV cache.
 
     python tests/serve_lines.py SOURCE < LINES.json
 
-Each line is a config.json with the arguments behind the model's name. vLLM builds the model on
+A line has a config.json and the arguments that follow the model's name. vLLM builds the model on
 torch's meta device, as strix_validate.models.choose does, and plans its KV cache as its engine does
-at start (EngineCore._initialize_kv_caches). The answer is vLLM's refusal, or "".
+at start (EngineCore._initialize_kv_caches). The answer is vLLM's error message, or "".
 """
 
 import importlib
@@ -20,7 +20,7 @@ from strix_validate.models import choose
 
 
 def judge(config: dict, arguments: list[str], folder: Path) -> str:
-    """Return vLLM's words against a line, or "" where it takes it."""
+    """Return vLLM's error message for a command line, or "" if vLLM accepts the line."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text("{}")
@@ -29,38 +29,38 @@ def judge(config: dict, arguments: list[str], folder: Path) -> str:
     engine = importlib.import_module("vllm.engine.arg_utils")
     parser = cli.make_arg_parser(parsing.FlexibleArgumentParser())
     try:
-        given = parser.parse_args(["--model", str(folder), *arguments])
+        options = parser.parse_args(["--model", str(folder), *arguments])
     except SystemExit:
-        return "its parser refuses an argument"
-    if unknown := unknown_parsers(given):
+        return "vLLM's parser refuses an argument"
+    if unknown := find_unknown_parsers(options):
         return unknown
-    # no tokenizer is here, which a reasoning parser asks for its words
-    given.skip_tokenizer_init, given.load_format, given.reasoning_parser = True, "dummy", ""
-    vllm = engine.EngineArgs.from_cli_args(given).create_engine_config()
+    # the model has no tokenizer, which a reasoning parser needs
+    options.skip_tokenizer_init, options.load_format, options.reasoning_parser = True, "dummy", ""
+    vllm = engine.EngineArgs.from_cli_args(options).create_engine_config()
     build = importlib.import_module("vllm.model_executor.model_loader.utils").initialize_model
     current = importlib.import_module("vllm.config").set_current_vllm_config
-    usual = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(vllm.model_config.dtype)
     try:
         with torch.device("meta"), choose.OnMeta(), current(vllm):
             build(vllm)
             plan(vllm)
     finally:
-        torch.set_default_dtype(usual)
+        torch.set_default_dtype(default_dtype)
     return ""
 
 
-def unknown_parsers(given) -> str:
-    """Return which parser vLLM's registries lack, or ""."""
+def find_unknown_parsers(options) -> str:
+    """Return a message that names parsers which are not in vLLM's registries, or ""."""
     tools = importlib.import_module("vllm.tool_parsers").ToolParserManager.list_registered()
     reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager.list_registered()
-    pairs = ((given.tool_call_parser, tools), (given.reasoning_parser, reasoning))
-    missing = [name for name, known in pairs if name and name not in known]
+    pairs = ((options.tool_call_parser, tools), (options.reasoning_parser, reasoning))
+    missing = [name for name, registered in pairs if name and name not in registered]
     return f"no parser is called {', '.join(missing)}" if missing else ""
 
 
 def plan(vllm) -> None:
-    """Plan the KV cache, with the bytes that the line gives it; raise ValueError as vLLM does."""
+    """Plan a KV cache of the size on the command line; raise ValueError as vLLM does."""
     platforms = importlib.import_module("vllm.platforms")
     utils = importlib.import_module("vllm.v1.worker.gpu.attn_utils")
     planning = importlib.import_module("vllm.v1.core.kv_cache_planning")
@@ -79,7 +79,7 @@ def plan(vllm) -> None:
 
 
 def main() -> None:
-    """Answer for the lines on standard input."""
+    """Judge the command lines on standard input."""
     source, answers = Path(sys.argv[1]), []
     output = os.dup(1)
     os.dup2(2, 1)  # vLLM prints

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What `models` advises: parsers, drafts and speeds that vLLM has, and the threads of owners."""
+"""The advice of `models`: parsers, drafts and speeds of vLLM, and models from issue threads."""
 
 import json
 import os
@@ -20,18 +20,18 @@ def test_each_parser_is_in_vllms_registries() -> None:
     for row in ADVICE["parsers"]:
         assert row["tool"] in ADVICE["registries"]["tool"], row
         assert row.get("reasoning", "qwen3") in ADVICE["registries"]["reasoning"], row
-        noted = re.findall(r"--(tool-call|reasoning)-parser ([\w-]+)", row.get("note", ""))
-        for kind, name in noted:
+        flags = re.findall(r"--(tool-call|reasoning)-parser ([\w-]+)", row.get("note", ""))
+        for kind, name in flags:
             assert name in ADVICE["registries"][kind.removesuffix("-call")], row
 
 
 def test_each_family_is_one_of_transformers_or_vllms() -> None:
-    """A name that nobody has would never be met."""
+    """A family name that neither has would never match a model."""
     kinds = [kind for row in ADVICE["parsers"] for kind in row["types"]]
     assert len(kinds) == len(set(kinds))
     # These are vLLM's names, or those of models' own files.
-    others = {"deepseek_v32", "kimi_k2", "mimo", "step3p5"}
-    types = defaults.contents()["types"].keys() | others
+    other_types = {"deepseek_v32", "kimi_k2", "mimo", "step3p5"}
+    types = defaults.contents()["types"].keys() | other_types
     assert {*kinds, *ADVICE["speculation"]["mtp"]} <= types
 
 
@@ -76,18 +76,18 @@ def test_no_parser_is_made_up() -> None:
     assert serving.find_parsers({"model_type": "new", "hidden_size": 1}) == ("", "")
 
 
-def text_of_answer(config: dict) -> str:
+def describe_answer(config: dict) -> str:
     return "\n".join(answer.describe("NAME", answer.answer(config, None, None), Tree()))
 
 
 def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
     """vllm-project/vllm#43559, #53912, #47194: wrong text and lost tool calls."""
-    text = text_of_answer(SHAPES["Qwen3.6-35B-A3B"])
+    text = describe_answer(SHAPES["Qwen3.6-35B-A3B"])
     assert '"method":"mtp"' in text and "--no-enable-prefix-caching" in text
     assert "vllm#53912 is open" in text
-    dense = text_of_answer(SHAPES["GLM-4.5-Air"])
+    dense = describe_answer(SHAPES["GLM-4.5-Air"])
     assert '"method":"mtp"' in dense and "prefix-caching" not in dense
-    plain = text_of_answer(CONFIGS["Llama-3.1-8B"])
+    plain = describe_answer(CONFIGS["Llama-3.1-8B"])
     assert '"method":"ngram"' in plain and '"method":"mtp"' not in plain
     for config in (SHAPES["Qwen3.6-35B-A3B"], CONFIGS["Llama-3.1-8B"]):
         for flags in serving.list_draft_flags(config):
@@ -98,9 +98,9 @@ def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
 def test_blocks_of_fp8_are_slow() -> None:
     """lemonade-sdk/vllm-rocm#36: 27B at half a token a second; 8 bits in groups at 3.7."""
     config = SHAPES["Qwen3.8-27B"]
-    text = text_of_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
+    text = describe_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
     assert "0.5 tokens/s (27B)" in text and "vllm-rocm#36" in text
-    text = text_of_answer(config | {"quantization_config": FORMATS["w8a16"]})
+    text = describe_answer(config | {"quantization_config": FORMATS["w8a16"]})
     assert "3.7 tokens/s (27B)" in text and "ConchLinearKernel" in text
 
 
@@ -110,7 +110,7 @@ def test_each_speed_has_a_source_and_a_format() -> None:
         assert row["source"] and set(row["formats"]) <= forms
 
 
-#: Formats that vLLM refuses on gfx1151, by what its words begin with, and what to take instead.
+#: Formats that vLLM refuses on gfx1151: the start of its message, and the format to use instead.
 REFUSED = {
     "fp8 static": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),
     "modelopt fp8": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),
@@ -122,8 +122,8 @@ REFUSED = {
     "auto-round of 2 bits": ("INC quantization", "4 bits"),
     "gptq with desc_act": ("GPTQ group activation ordering", "desc_act=false"),
 }
-#: Formats that it takes, and the kernel.
-TAKEN = {
+#: Formats that vLLM accepts on gfx1151, and the kernel that it uses.
+ACCEPTED = {
     "nvfp4": "EmulationNvFp4LinearKernel",
     "modelopt nvfp4": "EmulationNvFp4LinearKernel",
     "w8a8": "TritonInt8ScaledMMLinearKernel",
@@ -141,15 +141,15 @@ def test_a_format_that_is_refused_has_an_instead(form: str) -> None:
     assert instead in "\n".join(answer.describe("NAME", result, Tree()))
 
 
-@pytest.mark.parametrize("form", TAKEN)
+@pytest.mark.parametrize("form", ACCEPTED)
 def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
-    """ROCm/vllm#958 and others: exit 2 without advice."""
+    """ROCm/vllm#958 and others: `models` once ended with exit status 2, without advice."""
     result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
-    assert not result.refusal and TAKEN[form] in result.parts["linear"]
+    assert not result.refusal and ACCEPTED[form] in result.parts["linear"]
 
 
 def test_threads_that_were_right() -> None:
-    """vllm#57712, vllm#49141, kyuz0/amd-strix-halo-toolboxes#41, lemonade#2368: they start."""
+    """vLLM starts: vllm#57712, vllm#49141, kyuz0/amd-strix-halo-toolboxes#41, lemonade#2368."""
     gemma = answer.answer(THREADS["Gemma-3-27B-QAT-W4A16"], None, None)
     assert "RDNAHybridW4A16LinearKernel" in gemma.parts["linear"] and not gemma.refusal
     minimax = answer.answer(THREADS["MiniMax-M2-AWQ"], None, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Benchmarks' arithmetic, and what is timed."""
+"""The arithmetic of the benchmarks, and the calls that they time."""
 
 import sys
 from dataclasses import replace
@@ -19,7 +19,7 @@ from strix_validate.vllm import experts
 
 
 def test_operations_are_counted_once():
-    """The published rate of the largest size follows from its time; the script has twice it."""
+    """The published rate of the largest size follows from its time; its script doubles the rate."""
     assert bench.count_operations("tiny", False, "forward") == 4 * 128 * 128 * 64
     causal = bench.count_operations("xlarge", True, "forward")
     assert causal == 4 * 16 * 16 * 64 * (4096 * 4097 // 2)
@@ -47,7 +47,7 @@ def test_what_is_timed_has_the_shape_of_a_server():
         "bench/vllm/decode-causal",
         "bench/vllm/gqa-full",
         "bench/published/gqa-causal",
-        # of full attention, the table has forward alone, and not at its smallest size
+        # the table has full attention only forward, and not at its smallest size
         "bench/published/tiny-full",
     }
     assert bench.count_operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096
@@ -58,30 +58,30 @@ def test_what_is_timed_has_the_shape_of_a_server():
 
 def test_what_only_a_gpu_runs_is_skipped_on_a_cpu():
     only = ["bench/flash-attn/tiny-causal", "bench/vllm/tiny-causal"]
-    found = run(["bench"], RunOptions(), only)
-    assert [check.state for check in found.checks] == [State.SKIPPED] * 2
+    record = run(["bench"], RunOptions(), only)
+    assert [check.state for check in record.checks] == [State.SKIPPED] * 2
 
 
 def test_both_directions_are_timed():
     (result,) = run(["bench"], RunOptions(), ["bench/math/tiny-causal"]).checks
     assert result.state is State.PASSED, result.reason
-    found = result.measured
+    measured = result.measured
     for direction in ("forward", "backward"):
-        low, median, high = (found[f"{direction}_{x}ms"] for x in ("low_", "", "high_"))
-        assert 0 < low <= median <= high and found[f"{direction}_repeats"] > 1
+        low, median, high = (measured[f"{direction}_{x}ms"] for x in ("low_", "", "high_"))
+        assert 0 < low <= median <= high and measured[f"{direction}_repeats"] > 1
         rate = bench.count_operations("tiny", True, direction) / median / 1e9
-        assert found[f"{direction}_tflops"] == pytest.approx(rate)
+        assert measured[f"{direction}_tflops"] == pytest.approx(rate)
 
 
 def test_flash_attn_is_given_its_own_layout(monkeypatch):
-    """(batch, tokens, heads, lanes)."""
-    seen = []
+    """flash-attn's layout is (batch, tokens, heads, lanes)."""
+    shapes = []
     mock = SimpleNamespace(
-        flash_attn_func=lambda q, k, v, causal: seen.append(q.shape) or q + k + v
+        flash_attn_func=lambda q, k, v, causal: shapes.append(q.shape) or q + k + v
     )
     monkeypatch.setitem(sys.modules, "flash_attn", mock)
     bench.time_torch("flash-attn", bench.SIZES["tiny"], True, "cpu")
-    assert {*seen} == {(1, 128, 1, 64)}
+    assert {*shapes} == {(1, 128, 1, 64)}
 
 
 def test_decoding_has_a_row_without_a_backward_pass(capsys):
@@ -109,16 +109,16 @@ def test_flash_that_is_no_faster_than_math_fails():
 
 
 def test_timer_times_what_it_is_given(monkeypatch):
-    """Calls of 2 ms between slower ones, by a clock that they advance: the first one warms up."""
+    """The calls advance a mock clock: most by 9 ms, one by 2 ms. The first one warms up."""
     clock, calls = [0.0], iter([1000, 9, 2, 9, 9, 9, 9, 9])
 
     def call():
         clock[0] += next(calls) / 1e3
 
     monkeypatch.setattr("strix_validate.timing.time.perf_counter", lambda: clock[0])
-    found = time_call(call, "cpu", budget_ms=50)
-    assert found.repeats == 7 and found.median == pytest.approx(9)
-    assert 2 <= round(found.low, 6) < found.median == found.high
+    timing = time_call(call, "cpu", budget_ms=50)
+    assert timing.repeats == 7 and timing.median == pytest.approx(9)
+    assert 2 <= round(timing.low, 6) < timing.median == timing.high
 
 
 def test_full_attention_of_the_published_table_is_counted_as_full():
@@ -126,20 +126,20 @@ def test_full_attention_of_the_published_table_is_counted_as_full():
     body = bench.bodies(lambda *_: {"forward_tflops": 10.0, "backward_tflops": 11.0})[
         Check("bench/published/xlarge-full")
     ]
-    found = body(RunOptions(device="cuda"))
-    assert found["published_0_forward_tflops"] == pytest.approx(14.63, abs=0.005)
-    assert "published_0_backward_tflops" not in found and "published_1" not in found
+    measured = body(RunOptions(device="cuda"))
+    assert measured["published_0_forward_tflops"] == pytest.approx(14.63, abs=0.005)
+    assert "published_0_backward_tflops" not in measured and "published_1" not in measured
 
 
 def test_a_timing_survives_the_way_out_of_a_child():
-    """A child process answers with tensors alone."""
-    given = Timing(1.5, 1.25, 2.0, 7, "attn_fwd (BLOCK_M=128 num_warps=8, 256 VGPRs, 0 spilled)")
-    assert Timing.unpack(given.pack()) == given
+    """A child process can only return tensors."""
+    original = Timing(1.5, 1.25, 2.0, 7, "attn_fwd (BLOCK_M=128 num_warps=8, 256 VGPRs, 0 spilled)")
+    assert Timing.unpack(original.pack()) == original
     assert Timing.unpack(Timing(1.0, 1.0, 1.0, 5).pack()).kernels == ""
 
 
 def test_the_tile_of_a_launch_is_told():
-    """As Triton's compiled kernel has it; constants that choose no tile are left out."""
+    """The tile is read from Triton's compiled kernel, without constants that choose no tile."""
     kernel = SimpleNamespace(
         name="attn_fwd",
         src=SimpleNamespace(
@@ -163,12 +163,15 @@ def test_a_cpp_kernel_is_told_without_its_arguments():
 
 def test_operations_and_bytes_of_experts(monkeypatch):
     """Sixteen tokens of eight experts each read all 128 experts' weights once."""
-    call = []
-    monkeypatch.setattr(
-        bench, "_time_in_child", lambda given, _: call.append(given) or Timing(2.0, 2.0, 2.0, 5)
-    )
-    found = bench.bodies(dict)[Check("bench/experts/decode")](RunOptions(device="cuda"))
+    calls = []
+
+    def time_in_child(call, _):
+        calls.append(call)
+        return Timing(2.0, 2.0, 2.0, 5)
+
+    monkeypatch.setattr(bench, "_time_in_child", time_in_child)
+    measured = bench.bodies(dict)[Check("bench/experts/decode")](RunOptions(device="cuda"))
     weights = 3 * 2048 * 768
-    assert found["weights_gbps"] == pytest.approx(2 * 128 * weights / 2e-3 / 1e9)
-    assert found["experts_tflops"] == pytest.approx(2 * 128 * weights / 2e-3 / 1e12)
-    assert call[0].launch is experts.time_mixture and call[0].tensors["x"].shape == (16, 2048)
+    assert measured["weights_gbps"] == pytest.approx(2 * 128 * weights / 2e-3 / 1e9)
+    assert measured["experts_tflops"] == pytest.approx(2 * 128 * weights / 2e-3 / 1e12)
+    assert calls[0].launch is experts.time_mixture and calls[0].tensors["x"].shape == (16, 2048)

@@ -24,7 +24,7 @@ FAULTS = {
     "last block left out": "adamw8bit-bfloat16",
     "scale of the block before": "adamw8bit-float32",
 }
-#: Of these the mock has what is called.
+#: The checks that the mock can answer.
 NAMES = sorted({*FAULTS.values(), "nf4-rows-128-bfloat16", "nf4-nested-64-float32"})
 
 
@@ -41,7 +41,9 @@ def judge(monkeypatch, names, fault=""):
 
 def test_what_is_right_passes(monkeypatch):
     results = judge(monkeypatch, NAMES)
-    assert [(each.check.id, each.reason) for each in results if each.state is State.FAILED] == []
+    assert [
+        (result.check.id, result.reason) for result in results if result.state is State.FAILED
+    ] == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -55,13 +57,13 @@ def test_without_bitsandbytes_each_check_is_skipped(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     checks = bitsandbytes_numerics.checks()
     results = list(run_each(list(checks), RunOptions(), checks))
-    assert {each.state for each in results} == {State.SKIPPED}
+    assert {result.state for result in results} == {State.SKIPPED}
     assert results[0].reason == "bitsandbytes is not installed"
 
 
 @skip_without("bitsandbytes")
 def test_the_installed_one_is_right():
-    """But for rows that end inside a block, on a CPU with AVX-512 and without our patch."""
+    """Rows that end inside a block are left out: without our patch they fail on AVX-512 CPUs."""
     checks = bitsandbytes_numerics.checks()
     chosen = [check for check in checks if "nf4-rows" not in check.id]
     for result in run_each(chosen, RunOptions(), checks):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What quick checks of Triton kernels never do has a reason: one trip, one program, one value.
+"""Each gap in the coverage of Triton kernels by quick checks has a reason in coverage_gaps.toml.
 
-coverage.json says which case alone has a flag's value, an argument, or more than one trip;
-record_coverage.py writes it. Here no kernel runs: the record must be of the cases as they are, and
-what it lacks must stand in coverage_gaps.toml.
+A gap is a loop with one trip, a grid axis with one program, or a flag or argument with one value.
+record_coverage.py writes coverage.json, which names the case that alone has a flag's value, an
+argument, or more than one trip. The tests here run no kernel, except one test of the recording.
+They check that the record is up to date.
 """
 
 import json
@@ -45,13 +46,15 @@ def list_gaps(record: dict) -> Iterator[str]:
                 yield f"{kernel}: at most one trip of {loop}"
     for function, arguments in record["functions"].items():
         for argument, values in arguments.items():
-            own = [value for value, case in values.items() if case]
-            if len(own) < min(len(values), 2) or (len(own) == 1 and own[0] not in REQUIRED):
-                yield f"{function}: {argument} is always {next(iter(own), 'missing')}"
+            present = [value for value, case in values.items() if case]
+            if len(present) < min(len(values), 2) or (
+                len(present) == 1 and present[0] not in REQUIRED
+            ):
+                yield f"{function}: {argument} is always {next(iter(present), 'missing')}"
 
 
 def without(record: dict, case: str) -> dict:
-    """Return a library's record as it is without a case."""
+    """Return a library's record without one of its cases."""
     kernels = {}
     for name, parts in record["kernels"].items():
         counts = {
@@ -84,20 +87,20 @@ def has_reason(gap: str) -> bool:
 
 
 def new_gaps(library: str, record: dict) -> list[str]:
-    """List the gaps of a record that no reason is given for."""
+    """List the gaps of a record that have no reason."""
     gaps = (f"{library}: {gap}" for gap in list_gaps(record))
     return [gap for gap in gaps if not has_reason(gap)]
 
 
 @skip_without("triton")
-@pytest.mark.parametrize("whole", [False, True])
-def test_what_a_launch_is_recorded_as(whole):
-    """Of few programs and trips as well: the loop of the last program has the most trips."""
+@pytest.mark.parametrize("run_all", [False, True])
+def test_what_a_launch_is_recorded_as(run_all):
+    """The record is the same if few programs run, because the last one makes the most trips."""
     program = (
         "import json, interpreted, record_coverage; from strix_validate.triton import interpreter; "
         "interpreter.complete(); "
-        f"found = record_coverage.run_apart(interpreted.Launching(), ('triton.',), {whole}); "
-        "print(json.dumps(found))"
+        f"answer = record_coverage.run_in_child(interpreted.Launching(), ('triton.',), {run_all}); "
+        "print(json.dumps(answer))"
     )
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", program]
@@ -120,7 +123,7 @@ def digests(library: str) -> dict[str, str]:
 
 
 def stale_cases(recorded: dict[str, str], cases: dict[str, str]) -> list[str]:
-    """List the cases that are new, gone, or of another call than what was recorded."""
+    """List the cases that are new, removed, or changed since they were recorded."""
     names = sorted(recorded.keys() | cases.keys())
     return [name for name in names if recorded.get(name) != cases.get(name)]
 
@@ -156,19 +159,19 @@ def test_each_reason_has_a_gap():
 
 
 def owners(record: dict) -> set[str]:
-    """Return the cases that alone have something."""
+    """Return the cases that alone have a value, or alone have several programs or trips."""
     names = {
         owner
-        for parts in [*record["functions"].values(), *(k["flags"] for k in kernels_of(record))]
+        for parts in [*record["functions"].values(), *(k["flags"] for k in list_kernels(record))]
         for values in parts.values()
         for owner in values.values()
     }
-    for kernel in kernels_of(record):
+    for kernel in list_kernels(record):
         names |= {owner for part in ("grid", "loops") for _, owner in kernel[part].values()}
     return names - {"", SEVERAL}
 
 
-def kernels_of(record: dict) -> list[dict]:
+def list_kernels(record: dict) -> list[dict]:
     return list(record["kernels"].values())
 
 
@@ -177,7 +180,7 @@ def test_the_record_names_its_own_cases(library):
     assert owners(RECORD[library]) <= RECORD[library]["cases"].keys()
 
 
-#: A case, and a part of the gap that it leaves when it goes.
+#: A case, and a part of the name of the gap that appears if the case is removed.
 REMOVED = {
     ("fla", "gla-packed"): "chunk_gla_bwd_kernel_dA: IS_VARLEN is always False",
     ("flash", "cache-prompt"): "_fwd_kernel_splitK: axis 0 has one program",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every file that the validator reads, damaged by a seed: one message, or left out."""
+"""Mutants of every file that the validator reads: it reports or leaves out a damaged file."""
 
 import json
 import os
@@ -62,7 +62,7 @@ KERNELS = {
 
 
 class Refused(Exception):
-    """One message, and exit code 2."""
+    """The program refused its input: one message, and exit status 2."""
 
 
 Tally.refusal = Refused
@@ -70,29 +70,29 @@ COMMAND = get_command(app)
 
 
 @pytest.fixture(autouse=True)
-def made_once(monkeypatch) -> None:
-    """The command, which takes three times as long to make as to answer."""
+def command_is_built_once(monkeypatch) -> None:
+    """Build the command once: this takes three times as long as a run of the command."""
     monkeypatch.setattr(testing, "_get_command", lambda _: COMMAND)
 
 
 def mutants(valid: dict, stream: int, count: int) -> list[bytes]:
-    whole = json.dumps(valid, indent=1).encode()
+    original = json.dumps(valid, indent=1).encode()
     changed = [json.dumps(tree).encode() for tree in trees(valid, stream, count)]
-    return [whole, *changed, *texts(whole, stream + 100, count)]
+    return [original, *changed, *texts(original, stream + 100, count)]
 
 
 @pytest.fixture
 def damage(record_property):
-    """Reads mutants of a file, each of which is right or refused; returns the tally."""
+    """A function that reads mutants of a file and returns the tally of accepted and refused ones."""
 
-    def give(name: str, file: Path, some: list[bytes], read, right=bool) -> Tally:
+    def read_mutants(name: str, file: Path, contents: list[bytes], read, right=bool) -> Tally:
         tally = Tally(name, record_property)
-        for mutant in some:
+        for mutant in contents:
             file.write_bytes(mutant)
             tally.give(read, right, mutant)
         return tally
 
-    return give
+    return read_mutants
 
 
 def test_records(tmp_path: Path, damage) -> None:
@@ -111,34 +111,34 @@ def test_records(tmp_path: Path, damage) -> None:
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
 
 
-def is_list(found: object) -> bool:
-    return isinstance(found, list)
+def is_list(value: object) -> bool:
+    return isinstance(value, list)
 
 
-def looked_at(found: dict) -> bool:
-    """Whether no check of the doctor ended in an error of Python's."""
-    return not any("Error:" in result.reason for result in found.values())
+def ended_without_exception(results: dict) -> bool:
+    """Return whether no check of the doctor ended in a Python exception."""
+    return not any("Error:" in result.reason for result in results.values())
 
 
 def test_copies_of_machines(tmp_path: Path, record_property) -> None:
-    """Each of a machine's files in turn, and missing, a pipe, or of more bytes than memory has."""
+    """In turn, each file of a machine is mutated, larger than memory, missing, or a pipe."""
     tally = Tally("machine", record_property)
     hosts.make(tmp_path, {})
-    others = [pair for machine in THREADS.values() for pair in machine.files.items()]
-    files = {name: text for name, text in others if isinstance(text, str)} | hosts.HEALTHY
+    pairs = [pair for machine in THREADS.values() for pair in machine.files.items()]
+    files = {name: text for name, text in pairs if isinstance(text, str)} | hosts.HEALTHY
     for number, (name, text) in enumerate(sorted(files.items())):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         for mutant in texts(text.encode(), 200 + number, 6) if text else ():
             file.write_bytes(mutant)
-            tally.give(lambda: examine(tmp_path), looked_at, (name, mutant))
+            tally.give(lambda: examine(tmp_path), ended_without_exception, (name, mutant))
         with file.open("wb") as sparse:
             sparse.truncate(3 << 30)
-        tally.give(lambda: examine(tmp_path), looked_at, f"{name}: 3 GiB")
+        tally.give(lambda: examine(tmp_path), ended_without_exception, f"{name}: 3 GiB")
         file.unlink()
-        tally.give(lambda: examine(tmp_path), looked_at, f"{name}: none")
+        tally.give(lambda: examine(tmp_path), ended_without_exception, f"{name}: none")
         os.mkfifo(file)
-        tally.give(lambda: examine(tmp_path), looked_at, f"{name}: a pipe")
+        tally.give(lambda: examine(tmp_path), ended_without_exception, f"{name}: a pipe")
         file.unlink()
         if name in hosts.HEALTHY:
             file.write_text(text)
@@ -147,7 +147,7 @@ def test_copies_of_machines(tmp_path: Path, record_property) -> None:
 @pytest.mark.parametrize("name", ["e" * 300, "e/" * 3000])
 def test_an_environment_whose_name_no_folder_has(name: str, tmp_path: Path) -> None:
     environ = f"HOME=/home/{name}\0CONDA_PREFIX=/home/{name}\0"
-    assert looked_at(examine(hosts.make(tmp_path, {"proc/self/environ": environ})))
+    assert ended_without_exception(examine(hosts.make(tmp_path, {"proc/self/environ": environ})))
 
 
 def test_models(tmp_path: Path, damage) -> None:
@@ -173,8 +173,8 @@ INDEX = {
 PIPELINE = {"_class_name": "FluxPipeline", "vae": ["diffusers", "AutoencoderKL"]}
 
 
-def asked(*words: str) -> str:
-    """`strix-validate models`, whose answers and refusals no terminal obeys."""
+def run_models(*words: str) -> str:
+    """Run `strix-validate models`, and check that its output has no control characters."""
     done = testing.CliRunner().invoke(app, ["models", *words])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -188,31 +188,41 @@ def test_a_module_that_is_called_vllm(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "vllm.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
-    assert "vllm is not installed" in (said := asked(str(tmp_path))) and "GiB of weights" in said
+    output = run_models(str(tmp_path))
+    assert "vllm is not installed" in output and "GiB of weights" in output
 
 
 def test_indexes_of_weights(tmp_path: Path, damage) -> None:
-    """They may be damaged, absurd, or larger than memory: the sizes then are the config's."""
+    """For an index that is damaged, absurd, or larger than memory, the config gives the sizes."""
     file = tmp_path / "model.safetensors.index.json"
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
-    some = [*mutants(INDEX, 10, 80), b'{"metadata": {"total_size": 1%s}}' % (b"0" * 400)]
-    read, right = lambda: asked(str(tmp_path)), lambda said: "GiB of weights" in said
-    tally = damage("index of weights", file, some, read, right)
+    huge_size = b'{"metadata": {"total_size": 1%s}}' % (b"0" * 400)
+    contents = [*mutants(INDEX, 10, 80), huge_size]
+
+    def read() -> str:
+        return run_models(str(tmp_path))
+
+    def has_sizes(output: str) -> bool:
+        return "GiB of weights" in output
+
+    tally = damage("index of weights", file, contents, read, has_sizes)
     with file.open("wb") as sparse:
         sparse.truncate(3 << 30)
-    tally.give(read, right, "3 GiB")
+    tally.give(read, has_sizes, "3 GiB")
 
 
-def loaded(file: Path) -> record.Record:
+def load_record(file: Path) -> record.Record:
     try:
         return record.load(file)
     except record.BadRecord as error:
         raise Refused(str(error)) from error
 
 
-@pytest.mark.parametrize("read", [read_json_object, lambda file: asked(str(file)), loaded])
+@pytest.mark.parametrize(
+    "read", [read_json_object, lambda file: run_models(str(file)), load_record]
+)
 def test_no_config_is_read_for_ever(read, tmp_path: Path) -> None:
-    """A pipe, and a file of more bytes than memory has."""
+    """The reader refuses a pipe, and a file that is larger than memory."""
     file = tmp_path / "config.json"
     with file.open("wb") as sparse:
         sparse.truncate(3 << 30)
@@ -229,7 +239,7 @@ def test_no_config_is_read_for_ever(read, tmp_path: Path) -> None:
 def test_layers_are_not_counted_for_ever(valid: dict, count: int, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(valid | {"num_hidden_layers": count}))
     with pytest.raises(Refused, match=f"num_hidden_layers = {count}"):
-        asked(str(tmp_path))
+        run_models(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -239,34 +249,34 @@ def test_layers_are_not_counted_for_ever(valid: dict, count: int, tmp_path: Path
 def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) -> None:
     escapes = dict.fromkeys(("model_type", "_class_name"), "\x1b[2J")
     evil = valid | escapes | {"architectures": ["\x1b]0;owned\x07ForCausalLM"]}
-    some = [*mutants(valid, 8, 120), json.dumps(evil).encode()]
-    tally = damage(f"models, {name}", tmp_path / name, some, lambda: asked(str(tmp_path)))
+    contents = [*mutants(valid, 8, 120), json.dumps(evil).encode()]
+    tally = damage(f"models, {name}", tmp_path / name, contents, lambda: run_models(str(tmp_path)))
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
 
 
 def test_weights(tmp_path: Path, damage) -> None:
-    """Headers of safetensors: damaged, sparse beyond what a library takes, pipes, deep."""
+    """Headers of safetensors files are damaged, or longer than the format allows, or are pipes."""
     (tmp_path / "model_index.json").write_text(json.dumps(PIPELINE))
     (tmp_path / "vae").mkdir()
     file = tmp_path / "vae" / "a.safetensors"
     head = {"w": {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]}}
-    some = [len(x).to_bytes(8, "little") + x + bytes(32) for x in mutants(head, 9, 120)]
-    tally = damage("safetensors", file, some, lambda: asked(str(tmp_path)))
+    contents = [len(x).to_bytes(8, "little") + x + bytes(32) for x in mutants(head, 9, 120)]
+    tally = damage("safetensors", file, contents, lambda: run_models(str(tmp_path)))
     assert tally.outcomes["accepted"] and tally.outcomes["refused"]
     with file.open("wb") as sparse:
         sparse.write((1 << 32).to_bytes(8, "little"))
         sparse.truncate((1 << 32) + 8)
     with pytest.raises(Refused, match="longer than any"):
-        asked(str(tmp_path))
+        run_models(str(tmp_path))
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(Refused, match="not a regular file"):
-        asked(str(tmp_path))
+        run_models(str(tmp_path))
     file.unlink()
     (tmp_path / "model_index.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     os.mkfifo(tmp_path / "model.safetensors.index.json")
-    assert "GiB of weights" in asked(str(tmp_path))
+    assert "GiB of weights" in run_models(str(tmp_path))
 
 
 def test_lists_of_kernels(tmp_path: Path, damage) -> None:
@@ -275,9 +285,8 @@ def test_lists_of_kernels(tmp_path: Path, damage) -> None:
 
     def read() -> list[str]:
         lists = kernel_lists.read_lists(tmp_path)
-        return [
-            kernel_lists.describe(kernel) for found in lists.values() for kernel in found.values()
-        ]
+        kernels = [kernel for kernel_list in lists.values() for kernel in kernel_list.values()]
+        return [kernel_lists.describe(kernel) for kernel in kernels]
 
     damage("kernels.json", file, mutants(KERNELS, 3, 300), read, is_list)
     file.write_text(json.dumps(KERNELS))

@@ -45,10 +45,10 @@ def test_each_fault_alone(fault, tmp_path):
     changes, expected = hosts.FAULTS[fault]
     hosts.make(tmp_path, changes)
     results = examine(tmp_path)
-    for name, (state, severity, what, fix) in expected.items():
+    for name, (state, severity, message, fix) in expected.items():
         result = results[name]
         assert (result.state.value, result.severity.value) == (state, severity), result
-        assert what in result.reason and fix in result.fix, result
+        assert message in result.reason and fix in result.fix, result
     for name, result in results.items():
         if name not in expected and result.state is not State.SKIPPED:
             assert (result.state, result.severity) == (State.PASSED, None), (name, result)
@@ -133,7 +133,7 @@ def test_kernels_of_the_installed_versions_are_counted(tmp_path):
 
 @pytest.mark.parametrize("other", ["2.8.3.post2-pyh2_1", "2.8.4-pyh1_0"])
 def test_kernels_of_another_build_are_a_warning(other, tmp_path):
-    """Each would be compiled at its first call, and nothing else would say so."""
+    """Each kernel would be compiled at its first call, without any other message."""
     result = examine(hosts.make(tmp_path, kernel_package(f"flash-attn-{other}")))["kernels"]
     assert (result.state, result.severity) == (State.PASSED, Severity.WARNING)
     assert f"0 of 3 kernels are for the installed flash-attn-{other}" in result.reason
@@ -141,7 +141,7 @@ def test_kernels_of_another_build_are_a_warning(other, tmp_path):
 
 
 def test_variables_of_the_activation_are_printed(tmp_path):
-    """And are no finding where activation set them."""
+    """Variables that activation has set are not a finding."""
     values = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
     changes = hosts.environ(**values) | {f"{hosts.META}/rocm-sdk-core-10.0.0-h1_0.json": "{}"}
     result = examine(hosts.make(tmp_path, changes))["environment"]
@@ -150,7 +150,7 @@ def test_variables_of_the_activation_are_printed(tmp_path):
 
 @pytest.mark.parametrize("version", [110500, 110502, 120001])
 def test_another_gpu_is_told_no_override(version, tmp_path):
-    """pixi would install kernels that this GPU cannot run."""
+    """With an override, pixi would install kernels that this GPU cannot run."""
     results = examine(hosts.make(tmp_path, {f"{hosts.KFD}/1/properties": hosts.node(version, 32)}))
     assert results["gpu"].state is State.FAILED
     assert results["pixi"].state is State.SKIPPED and "see doctor/gpu" in results["pixi"].reason
@@ -176,7 +176,7 @@ def test_ubuntu_24_04_has_the_fixes_in_older_kernels(release, tmp_path):
 
 @pytest.mark.parametrize("machine", hosts.MACHINES)
 def test_what_pixi_detects(machine, tmp_path):
-    """tests/integration/test_detection.py has py-rattler's word for it."""
+    """tests/integration/test_detection.py tests that py-rattler detects the same."""
     files, expected = hosts.MACHINES[machine]
     assert detect(Tree(hosts.make(tmp_path, files))) == expected
 
@@ -259,17 +259,17 @@ def test_names_of_gpus():
 
 
 def command(root, **variables):
-    """The command without torch."""
+    """Run `doctor --json` in a process that cannot import torch."""
     return run("doctor", "--root", root, "--json", without="torch", **variables)
 
 
 def test_a_gpu_next_door(tmp_path):
-    """gpu_arch names the GPU that is wanted: one of it is fine, and a gfx1151 is another."""
+    """gpu_arch names the expected GPU. That GPU passes, and any other GPU fails."""
     changes = {f"{hosts.KFD}/1/properties": hosts.node(110502, 16)}
     changes |= {f"{hosts.GPU}/device": "0x1114\n", f"{hosts.PCI}/device": "0x1114\n"}
     done = command(hosts.make(tmp_path / "krackan", changes), gpu_arch="gfx1152")
     assert done.returncode == 0, done.stdout
-    findings = {each["id"]: each for each in json.loads(done.stdout)["findings"]}
+    findings = {finding["id"]: finding for finding in json.loads(done.stdout)["findings"]}
     for name in ("gpu", "pixi", "kfd", "carve-out", "gtt", "vllm-memory"):
         assert findings[f"doctor/{name}"]["status"] == "ok", findings[f"doctor/{name}"]
     for name in ("kernel", "firmware"):
@@ -283,7 +283,7 @@ def test_a_gpu_next_door(tmp_path):
 
 
 def test_command_on_a_host_without_amd_gpu(tmp_path):
-    """Exit 1, one finding, no traceback; and no torch is imported."""
+    """The exit status is 1, with one finding and no traceback, and torch is not imported."""
     done = command(hosts.without_gpu(tmp_path))
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     findings = json.loads(done.stdout)["findings"]
@@ -294,7 +294,7 @@ def test_command_on_a_host_without_amd_gpu(tmp_path):
 
 
 def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):
-    """The files of a host with these GiB; `used` is of the pool that the driver gives HIP."""
+    """Return the files of a host with these GiB. `used` is in the pool that HIP allocates from."""
     pool = "gtt" if carve_out < gtt else "vram"
     return {
         f"{hosts.GPU}/mem_info_vram_total": str(int(carve_out * hosts.GIB)),
@@ -306,7 +306,7 @@ def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):
 
 
 def group(version: int, limit: object, used=0, cache=0, folder="/job") -> dict[str, str]:
-    """The files of a control group with these GiB; cache: of `used`, what is given back."""
+    """Return the files of a control group with these GiB. `used` includes `cache`."""
     names = ("memory.max", "memory.current", "inactive_file")
     root, line = "sys/fs/cgroup", "0::"
     if version == 1:

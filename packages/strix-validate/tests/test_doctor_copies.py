@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The measured rate of copies: a HIP library of C stands for the device, fast, slow or broken."""
+"""Measure the rate of copies with a stub of the HIP library, which is fast, slow or broken."""
 
 import shutil
 import subprocess
@@ -11,8 +11,8 @@ from strix_validate.checks import Severity, State
 from strix_validate.doctor import copies, copy_rate
 from test_doctor import examine
 
-#: The calls that copy_rate.py makes. A copy waits for SECONDS if the source may be written, as the
-#: faulty kernels do: the stub reads that from /proc/self/maps.
+#: The HIP functions that copy_rate.py calls. A copy takes SECONDS if its source is writable memory,
+#: as with the faulty kernels. The stub reads this from /proc/self/maps.
 HIP = r"""
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="a C compiler makes the stub")
 
 
-def stub(tmp_path, seconds=0, status=0):
+def make_stub(tmp_path, seconds=0, status=0):
     library = tmp_path / "libamdhip64.so"
     source = tmp_path / "hip.c"
     source.write_text(HIP)
@@ -49,7 +49,7 @@ def stub(tmp_path, seconds=0, status=0):
 
 @needs_compiler
 def test_a_kernel_that_stalls_in_writable_memory(tmp_path):
-    rates = copies.measure(stub(tmp_path, seconds=1))
+    rates = copies.measure(make_stub(tmp_path, seconds=1))
     assert rates["writable"] / 1e9 < copies.SLOW and rates["writable"] < copy_rate.SIZE
     assert rates["read_only"] > rates["writable"]
 
@@ -57,7 +57,7 @@ def test_a_kernel_that_stalls_in_writable_memory(tmp_path):
 @needs_compiler
 def test_a_library_without_a_gpu(tmp_path):
     with pytest.raises(copies.NotMeasured, match="hipMalloc failed with status 100"):
-        copies.measure(stub(tmp_path, status=100))
+        copies.measure(make_stub(tmp_path, status=100))
 
 
 def test_a_library_that_does_not_load(tmp_path):
@@ -68,7 +68,7 @@ def test_a_library_that_does_not_load(tmp_path):
 
 
 def test_a_copy_that_does_not_end(tmp_path, monkeypatch):
-    """The faulty kernels are so slow that waiting for them must end."""
+    """The faulty kernels are so slow that the measurement needs a time limit."""
     monkeypatch.setattr(copies, "TIMEOUT", 0.001)
     rates = copies.measure(tmp_path / "none.so")
     assert rates["writable"] == copy_rate.SIZE / 0.001

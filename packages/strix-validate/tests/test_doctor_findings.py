@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The format of `strix-validate doctor --json`: what docs/validate.md promises its readers."""
+"""The format of `strix-validate doctor --json`, as docs/validate.md describes it."""
 
 import json
 import re
@@ -64,8 +64,8 @@ def test_each_status(tmp_path):
     )
     assert results["doctor/kernel"]["source"].endswith("/issues/6358"), "the row's own link"
     assert results["doctor/environment"]["source"].endswith("/issues/5824"), "the check's link"
-    whole = document(tmp_path, changes)
-    assert (whole["status"], whole["needs_reboot"]) == ("error", True)
+    output = document(tmp_path, changes)
+    assert (output["status"], output["needs_reboot"]) == ("error", True)
 
 
 def test_a_pass_may_have_a_note(tmp_path):
@@ -90,7 +90,7 @@ def test_the_terminal_says_whether_to_reboot(check, words, tmp_path):
 
 
 def test_a_record_keeps_it():
-    """Records of before have neither field, and are still read."""
+    """Older records have neither needs_reboot nor source, and can still be read."""
     check = Check("doctor/gtt", "t", "w")
     result = Result(
         check, State.PASSED, "half", {}, Severity.WARNING, "raise it", needs_reboot=True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor on the machines of public threads, and on others that owners may have."""
+"""The doctor on machines from public issue threads, and on other machines that owners may have."""
 
 import os
 import re
@@ -38,10 +38,10 @@ def refuse_with(number: int) -> Callable[[Path], None]:
     return refuse
 
 
-def results_of(machine: Machine, root: Path) -> dict[str, Result]:
+def examine_machine(machine: Machine, root: Path) -> dict[str, Result]:
     hosts.make(root, machine.files)
     for file in root.glob("opt/rocm*/.info/version"):
-        # newer than the caches
+        # ROCm is newer than the caches
         os.utime(file, (hosts.NOW, hosts.NOW))
     return examine(
         root,
@@ -54,7 +54,7 @@ def results_of(machine: Machine, root: Path) -> dict[str, Result]:
 @pytest.mark.parametrize("name", MACHINES)
 def test_what_is_said_of_a_machine(name, tmp_path):
     machine = MACHINES[name]
-    results = results_of(machine, tmp_path)
+    results = examine_machine(machine, tmp_path)
     for check, expected in machine.expected.items():
         result = results[check]
         assert (result.severity or "") == expected.severity, result
@@ -62,14 +62,14 @@ def test_what_is_said_of_a_machine(name, tmp_path):
         assert expected.never not in result.fix, result
         assert expected.reboot in (None, result.needs_reboot), result
     loud = (Severity.WARNING, Severity.ERROR)
-    others = {check: r for check, r in results.items() if check not in machine.expected}
-    assert not [r for r in others.values() if r.severity in loud], others
+    other_results = {check: r for check, r in results.items() if check not in machine.expected}
+    assert not [r for r in other_results.values() if r.severity in loud], other_results
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_advice_names_no_command_of_a_reboot(name, tmp_path):
-    """needs_reboot says so instead: a pasted line must not restart the machine."""
-    for result in results_of(MACHINES[name], tmp_path).values():
+    """A pasted fix must not restart the machine. needs_reboot tells that a reboot is needed."""
+    for result in examine_machine(MACHINES[name], tmp_path).values():
         assert not re.search(r"\b(sudo )?(systemctl )?reboot\b(?! ID)", result.fix), result
 
 
@@ -89,7 +89,7 @@ def test_an_iommu_that_the_bios_turned_off(tmp_path):
     "file", ["var/lib/dpkg/info/rocm-core.list", "var/lib/pacman/local/comgr-7.2.1-1/desc"]
 )
 def test_caches_of_a_systems_packages(file, tmp_path):
-    """Package managers keep the times of what they unpack: their own lists tell when it came."""
+    """Unpacked files keep old times. The package manager's list has the time of installation."""
     variables = hosts.environ(CONDA_PREFIX="", PATH="/usr/bin")
     hosts.make(tmp_path, variables | {file: "/opt/rocm\n"})
     for days, severity in ((2, None), (0, Severity.WARNING)):
@@ -98,7 +98,7 @@ def test_caches_of_a_systems_packages(file, tmp_path):
 
 
 def test_caches_of_a_virtual_environment(tmp_path):
-    """Its wheels have no conda-meta that would tell when they came."""
+    """Wheels have no record in conda-meta. Their dist-info has the time of installation."""
     machine = MACHINES["a user's torch beside a virtual environment"]
     hosts.make(tmp_path, machine.files)
     wheels = list(tmp_path.glob("home/user/venv/lib/python3.12/site-packages/*.dist-info"))

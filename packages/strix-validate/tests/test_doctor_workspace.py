@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The channels of a pixi environment, in the order in which pixi asks them."""
+"""The channels of a pixi environment, in pixi's order of priority."""
 
 import pytest
 from strix_validate.doctor import workspace
@@ -33,15 +33,19 @@ MANIFESTS = {
         f'{FEATURE}[environments]\nother = ["amd"]\n',
         ["conda-forge"],
     ),
-    "what is no list": ('channels = "conda-forge"', "[environments]\nmine = 1\n", []),
-    "what is no number": ('channels = [{ channel = "a", priority = "high" }, 7]', "", ["a", "7"]),
+    "a value that is not a list": ('channels = "conda-forge"', "[environments]\nmine = 1\n", []),
+    "a priority that is not a number": (
+        'channels = [{ channel = "a", priority = "high" }, 7]',
+        "",
+        ["a", "7"],
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_channels_of_an_environment(name, tmp_path):
-    channels, rest, expected = MANIFESTS[name]
-    (tmp_path / "pixi.toml").write_text(f"[workspace]\n{channels}\n{rest}")
+    channels, tables, expected = MANIFESTS[name]
+    (tmp_path / "pixi.toml").write_text(f"[workspace]\n{channels}\n{tables}")
     assert workspace.read_channels(tmp_path / ".pixi/envs/mine") == expected
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tier `emulated`, with mocks of what the child process answers, and once for real."""
+"""The tier `emulated`, with mock answers of the child process, and once with a real one."""
 
 import os
 import subprocess
@@ -24,14 +24,14 @@ DONE = (
 )
 
 
-def right(name: str) -> CallAnswer:
+def correct_answer(name: str) -> CallAnswer:
     _, expected = make(name, flash_cases.EMULATED[name])
     return CallAnswer(expected(torch.float16), executed=DONE)
 
 
 @pytest.fixture
 def answered(monkeypatch):
-    """Runs the tier with these answers, or this exception, from the child process."""
+    """A function that runs the tier with these answers of the child process, or its exception."""
     monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: True)
 
     def install(*answers, error=None):
@@ -42,32 +42,32 @@ def answered(monkeypatch):
             return CallAnswers("flash-attn's kernels: built-in", list(answers))
 
         monkeypatch.setattr(triton_modes, "run", mock)
-        found = run(["emulated"], RunOptions(), [f"emulated/{name}" for name in NAMES]).checks
-        return {check.id.removeprefix("emulated/"): check for check in found}
+        checks = run(["emulated"], RunOptions(), [f"emulated/{name}" for name in NAMES]).checks
+        return {check.id.removeprefix("emulated/"): check for check in checks}
 
     return install
 
 
 def test_right(answered):
-    found = answered(*map(right, NAMES))
-    assert [check.state for check in found.values()] == [State.PASSED] * 2
-    measured = found["varlen"].measured
+    checks = answered(*map(correct_answer, NAMES))
+    assert [check.state for check in checks.values()] == [State.PASSED] * 2
+    measured = checks["varlen"].measured
     assert measured["dq"]["error"] <= measured["dq"]["bound"]
     assert measured["kernels"]["1-attn_bwd"] == {"code": "4567cdef", "wave_instructions": 2000}
-    assert found["varlen"].reason == "flash-attn's kernels: built-in, emulate."
+    assert checks["varlen"].reason == "flash-attn's kernels: built-in, emulate."
 
 
 @pytest.mark.parametrize(
     ("spoilt", "reason"),
     [
         (CallAnswer(error=("Trap", "race at 0x10"), executed=DONE), "Trap: race at 0x10"),
-        (replace(right("varlen"), executed=()), "no kernel was executed"),
+        (replace(correct_answer("varlen"), executed=()), "no kernel was executed"),
     ],
 )
 def test_wrong(answered, spoilt, reason):
-    found = answered(right("d64-float16"), spoilt)
-    assert found["varlen"].state is State.FAILED and reason in found["varlen"].reason
-    assert found["d64-float16"].state is State.PASSED
+    checks = answered(correct_answer("d64-float16"), spoilt)
+    assert checks["varlen"].state is State.FAILED and reason in checks["varlen"].reason
+    assert checks["d64-float16"].state is State.PASSED
 
 
 RACE = "k at 0x1b04 `ds_store_b128 v45, v[0:3]`: race: LDS cell is touched by wave 0"
@@ -75,37 +75,38 @@ RACE = "k at 0x1b04 `ds_store_b128 v45, v[0:3]`: race: LDS cell is touched by wa
 
 @pytest.mark.parametrize("name", ["varlen-empty-gqa", "varlen"])
 def test_a_wait_that_llvm_dropped(monkeypatch, name):
-    """It is skipped where it is known, if the numbers are correct with it put back."""
+    """A check with a known lost wait is skipped if its numbers are right with the wait restored."""
     monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: True)
-    answer = replace(right(name), executed=(replace(DONE[0], lost_wait=RACE),))
+    answer = replace(correct_answer(name), executed=(replace(DONE[0], lost_wait=RACE),))
 
-    def state(answer):
-        monkeypatch.setattr(triton_modes, "run", lambda *asked: CallAnswers("built-in", [answer]))
+    def run_check(answer):
+        monkeypatch.setattr(triton_modes, "run", lambda *args: CallAnswers("built-in", [answer]))
         (check,) = run(["emulated"], RunOptions(), [f"emulated/{name}"]).checks
         return check.state, check.reason
 
-    known, reason = state(answer)
-    assert known is (State.SKIPPED if name == "varlen-empty-gqa" else State.FAILED)
-    assert ("pull/220357" if known is State.SKIPPED else RACE) in reason
-    wrong = {key: value + 1 for key, value in answer.tensors.items()}
-    assert state(replace(answer, tensors=wrong))[0] is State.FAILED
-    assert state(CallAnswer(error=("Trap", RACE)))[0] is State.FAILED
+    is_known = name == "varlen-empty-gqa"
+    check_state, reason = run_check(answer)
+    assert check_state is (State.SKIPPED if is_known else State.FAILED)
+    assert ("pull/220357" if is_known else RACE) in reason
+    wrong_tensors = {key: value + 1 for key, value in answer.tensors.items()}
+    assert run_check(replace(answer, tensors=wrong_tensors))[0] is State.FAILED
+    assert run_check(CallAnswer(error=("Trap", RACE)))[0] is State.FAILED
 
 
 def test_broken_child(answered):
-    found = answered(error=ChildError("exit status 1: gone"))
-    assert {check.state for check in found.values()} == {State.FAILED}
-    assert "gone" in found["varlen"].reason
+    checks = answered(error=ChildError("exit status 1: gone"))
+    assert {check.state for check in checks.values()} == {State.FAILED}
+    assert "gone" in checks["varlen"].reason
 
 
 def test_without_a_disassembler_it_is_skipped(answered):
-    """In another process: here the disassembler may have been found already."""
-    ask = "from strix_emulate import find_disassembler; find_disassembler()"
+    """Search it in another process: this one may already have found the disassembler."""
+    search = "from strix_emulate import find_disassembler; find_disassembler()"
     environment = os.environ | {"STRIX_EMULATE_LIBLLVM": "/nowhere"}
-    command = [sys.executable, "-c", ask]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    found = answered(error=CannotRun(said.stderr.splitlines()[-1]))
-    assert {check.state for check in found.values()} == {State.SKIPPED}
+    command = [sys.executable, "-c", search]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    checks = answered(error=CannotRun(process.stderr.splitlines()[-1]))
+    assert {check.state for check in checks.values()} == {State.SKIPPED}
     unexpected = answered(error=CannotRun("no idea"))
     assert {check.state for check in unexpected.values()} == {State.FAILED}
 

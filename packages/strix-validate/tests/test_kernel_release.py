@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Releases of kernels: whose they are, how they compare, and what the table says of them."""
+"""Kernel releases: their distribution, their order, and their faults in the table."""
 
 import pytest
 from strix_validate.doctor import kernel_release
@@ -12,7 +12,7 @@ from strix_validate.doctor.kernel_release import (
     parse,
 )
 
-#: Releases, each older than the next, as far as its own kernel's numbers tell.
+#: Lists of releases of one kernel, from the oldest to the newest.
 ASCENDING = [
     [
         "7.1.0-rc5-arch1-1",
@@ -72,7 +72,7 @@ def test_what_is_no_release(text):
 
 
 def test_rows_are_half_open():
-    """A row holds its first build and not the one after its last; each has a link."""
+    """A row contains its first build, but not the build after its last one. Each has a link."""
     tails = {"ubuntu": "-generic", "ubuntu-oem": "-oem", "upstream": ""}
     for row in kernel_release.read_table().faulty:
         assert row.source.startswith("https://")
@@ -100,7 +100,7 @@ def test_kernels_without_the_fixes(text, bound):
 
 
 def test_another_vendors_numbers_are_not_upstreams():
-    """Ubuntu's 7.1.0 may have the fix of 7.1.1: only its own rows can tell."""
+    """Ubuntu's 7.1.0 may contain the fix of 7.1.1: only rows for Ubuntu's kernels apply to it."""
     assert find_fault(parse("7.1.0-5-generic")) is None
     assert find_fault(parse("7.1.0")) is not None
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every kernel of the sets `sample`, compiled for other GPUs of the family and executed as they.
+"""Compile each kernel of the sets `sample` for other GPUs of the family, and execute it as these.
 
-With SAMPLE_SETS=1, in an environment with the packages, and with VLLM_SOURCE; minutes for each.
+Runs only with SAMPLE_SETS=1, in an environment with the packages. vLLM's set needs VLLM_SOURCE. Each
+set takes minutes.
 """
 
 import importlib.util
@@ -37,13 +38,15 @@ def test_every_kernel_of_a_sample_set(library: str, gpu: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    lacking = [name for name in found["looked up"] if not found["executed"].get(name)]
-    assert found["looked up"] and not lacking and not found["faults"]
-    calls = found["calls"].items()
-    assert not {name: said for name, said in calls if said["error"] or said["wrong"]}
+    output = json.loads(done.stdout)
+    executed = output["executed"]
+    missing_kernels = [name for name in output["looked up"] if not executed.get(name)]
+    assert output["looked up"] and not missing_kernels and not output["faults"]
+    calls = output["calls"]
+    failed_calls = {name: x for name, x in calls.items() if x["error"] or x["wrong"]}
+    assert not failed_calls
     print(
-        f"{library} as {gpu}: {len(found['looked up'])} kernels, {len(calls)} calls, "
-        f"{sum(said['compared'] for _, said in calls)} of them compared, "
-        f"{sum(found['executed'].values())} wave-instructions"
+        f"{library} as {gpu}: {len(output['looked up'])} kernels, {len(calls)} calls, "
+        f"{sum(x['compared'] for x in calls.values())} of them compared, "
+        f"{sum(executed.values())} wave-instructions"
     )

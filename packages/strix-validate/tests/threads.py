@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines of owners from public threads, and the advice that would have helped them."""
+"""Machines from public issue threads, and the advice that would have helped their owners."""
 
 import errno
 from dataclasses import dataclass, field
@@ -47,18 +47,18 @@ def kernel(release: str) -> dict[str, str]:
 
 
 def dpkg(*packages: str, status: str = "install ok installed") -> dict[str, str]:
-    """dpkg's list of packages, each a name and a version."""
+    """Return dpkg's status file. Each package is a name and a version."""
     pairs = [package.split() for package in packages]
     entries = [f"Package: {n}\nStatus: {status}\nVersion: {v}\n" for n, v in pairs]
     return {"var/lib/dpkg/status": "\n".join(entries) + "\n"}
 
 
-def torch(site: str, version: str, by: str = "pip", **facts: str | None) -> dict[str, str]:
-    """The files of an installed torch, as far as they are read."""
+def torch(site: str, version: str, installer: str = "pip", **facts: str | None) -> dict[str, str]:
+    """Return the files of an installed torch that the doctor reads."""
     lines = [f"__version__ = '{version}'"]
     lines += [f"{name}: Optional[str] = {value!r}" for name, value in facts.items()]
     return {
-        f"{site}/torch-{version}.dist-info/INSTALLER": f"{by}\n",
+        f"{site}/torch-{version}.dist-info/INSTALLER": f"{installer}\n",
         f"{site}/torch/version.py": "\n".join(lines) + "\n",
     }
 
@@ -74,7 +74,7 @@ class Expected:
         severity: Its severity, "" for none.
         message: Part of its message.
         fix: Part of its fix.
-        never: A text that the fix must not have.
+        never: A text that must not be in its fix.
         reboot: Whether the fix needs a reboot; None if either is right.
     """
 
@@ -87,14 +87,14 @@ class Expected:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of a thread.
+    """A machine that a thread describes.
 
     Attributes:
         files: Files that differ from those of the healthy host.
         expected: Results by check. All other checks must neither warn nor fail.
-        refusal: The errno with which the devices do not open, or 0.
-        device: What the device files tell of their owners.
-        rate: Bytes per second of copies from writable memory.
+        refusal: The errno of opening a device file, or 0 if it opens.
+        device: The owner and mode of the device files; None if they cannot be read.
+        rate: The rate of copies from writable memory, in bytes per second.
     """
 
     files: dict[str, str | Path | None]

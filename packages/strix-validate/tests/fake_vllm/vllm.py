@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stands in for vLLM: the interfaces that the serving tier uses, and the faults of $FAKE_VLLM.
+"""A mock of the interfaces of vLLM that the serving tier uses, with the faults in $FAKE_VLLM.
 
-Imported it is the offline engine; run as `vllm serve` it is the server.
+An import offers the offline engine; running `vllm serve` starts the server.
 """
 
 import math
@@ -24,11 +24,11 @@ def likeliest(prefix):
     return (7 * sum(prefix) + len(prefix)) % 512
 
 
-def tokens_for(prompt, number):
-    found = list(prompt)
+def generate_tokens(prompt, number):
+    tokens = list(prompt)
     for _ in range(number):
-        found.append(likeliest(found))
-    return found[len(prompt) :]
+        tokens.append(likeliest(tokens))
+    return tokens[len(prompt) :]
 
 
 class SamplingParams(SimpleNamespace):
@@ -45,7 +45,7 @@ class LLM:
     def generate(self, prompts, sampling):
         outputs = []
         for i, prompt in enumerate(prompts):
-            tokens = tokens_for(prompt["prompt_token_ids"], sampling.max_tokens)
+            tokens = generate_tokens(prompt["prompt_token_ids"], sampling.max_tokens)
             if "repeats" in FAULTS and i:
                 tokens[-1] += 1
             off = 0.2 if "logits" in FAULTS and self.model == "model" else 0.0
@@ -57,21 +57,21 @@ class LLM:
 
 
 class Reader:
-    """Reads tokens one by one; `next` is the likeliest one."""
+    """Reads tokens one by one; `next` is the likeliest next token."""
 
     def __init__(self, prompt):
-        self.seen = list(prompt)
+        self.tokens = list(prompt)
 
     def read(self, token):
-        self.seen.append(token)
+        self.tokens.append(token)
 
     @property
     def next(self):
-        return likeliest(self.seen)
+        return likeliest(self.tokens)
 
 
 class Handler(trained_server.Handler):
-    """With tiny_llama's vocabulary and template."""
+    """A handler with tiny_llama's vocabulary and chat template."""
 
     def do_GET(self):
         assert self.path == "/health"
@@ -86,17 +86,17 @@ class Handler(trained_server.Handler):
         assert body["temperature"] == (body.get("n", 1) > 1)
         assert body["ignore_eos"] and body["return_token_ids"]
         if self.path == "/v1/chat/completions":
-            body["prompt"] = self.templated(body["messages"])
+            body["prompt"] = self.apply_template(body["messages"])
         else:
             assert self.path == "/v1/completions"
         super().answer(body)
 
-    def templated(self, messages):
-        found = []
+    def apply_template(self, messages):
+        tokens = []
         for message in messages:
-            found += [3] * (message["role"] == "user" and "template" not in FAULTS)
-            found += [*(int(word[1:]) for word in message["content"].split()), 4]
-        return found
+            tokens += [3] * (message["role"] == "user" and "template" not in FAULTS)
+            tokens += [*(int(word[1:]) for word in message["content"].split()), 4]
+        return tokens
 
     def decode(self, tokens):
         return "".join(f"w{token} " for token in tokens)
