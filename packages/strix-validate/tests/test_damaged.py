@@ -83,7 +83,7 @@ def mutants(valid: dict, stream: int, count: int) -> list[bytes]:
 
 @pytest.fixture
 def damage(record_property):
-    """A function that reads mutants of a file and returns the tally of accepted and refused ones."""
+    """A function that reads mutants of a file, and tallies the accepted and refused ones."""
 
     def read_mutants(name: str, file: Path, contents: list[bytes], read, right=bool) -> Tally:
         tally = Tally(name, record_property)

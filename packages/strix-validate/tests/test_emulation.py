@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launches that strix-emulate executes for a library: autotuned, and with pointers in tensors."""
+"""Launches of a library that strix-emulate executes: autotuned, and with pointers in tensors."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ PROGRAM = """
 import os, sys, torch, triton
 import triton.language as tl
 
-for gpu in sys.argv[1:]:  # each in a process that need not import these again
+for gpu in sys.argv[1:]:  # each in a forked process, which need not repeat the imports
     os.environ["gpu_arch"] = gpu
     if not os.fork():
         break
@@ -76,7 +76,7 @@ assert torch.allclose(out, torch.stack([g.sum() for g in groups]), atol=1e-5), o
 del groups[1]
 """
 
-#: A sum of two waves, as compiled and without what stands between the store to LDS and the load.
+#: A sum of two waves: as compiled, without the wait for the LDS store, and without the barrier.
 PLANTED = """
 import re, torch, triton
 import triton.language as tl
@@ -101,19 +101,19 @@ WAIT = b"\\x07.\\x89\\xbf((?:.{4}){,2}?" + BARRIER + b")"  # s_waitcnt of LDS, u
 asm = launch.compiled.asm
 code = asm["hsaco"]
 for lost in (b"^$", WAIT, b"()" + BARRIER):
-    asm["hsaco"] = re.sub(lost, lambda found: NOP + found[1], code, flags=re.DOTALL)
+    asm["hsaco"] = re.sub(lost, lambda match: NOP + match[1], code, flags=re.DOTALL)
     assert len(asm["hsaco"]) == len(code)
     out.zero_()
     try:
-        said = emulation.execute(launch)[1]
+        message = emulation.execute(launch)[1]
     except Trap as trap:
-        said = f"Trap: {trap}"
-    print(out.item(), said)
+        message = f"Trap: {trap}"
+    print(out.item(), message)
 """
 
 
 def execute(text, folder, *arguments):
-    """Runs a program in a process of its own; what it prints. Triton wants it in a file."""
+    """Run a program from a file, because Triton needs its source, and return what it prints."""
     need_disassembler()
     file = folder / "program.py"
     file.write_text(text)
@@ -123,15 +123,15 @@ def execute(text, folder, *arguments):
 
 
 def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
-    """With the wait put back the answer is correct; no wait mends what has no barrier."""
-    right, wait, barrier = execute(PLANTED, tmp_path).splitlines()
-    assert right == "2016.0 "
-    assert wait.startswith("2016.0 total at") and "race: LDS" in wait
-    assert barrier.startswith("0.0 Trap: total at") and "race: LDS" in barrier
+    """A restored wait gives the correct answer. Without a barrier, no wait does."""
+    unchanged, without_wait, without_barrier = execute(PLANTED, tmp_path).splitlines()
+    assert unchanged == "2016.0 "
+    assert without_wait.startswith("2016.0 total at") and "race: LDS" in without_wait
+    assert without_barrier.startswith("0.0 Trap: total at") and "race: LDS" in without_barrier
 
 
 def test_kernels_of_each_gpu(tmp_path):
-    """A product by the matrix unit, one that is autotuned, and one with pointers in tensors."""
+    """The kernels use the matrix unit, autotuning, and pointers in tensors."""
     execute(PROGRAM, tmp_path, "gfx1151", "gfx1150", "gfx1100")
 
 
@@ -143,9 +143,12 @@ def test_another_gpu_is_refused(monkeypatch):
     assert "gpu_arch is 'gfx906', not gfx1151, gfx1150, gfx1152, gfx1153, gfx1100" in done.output
 
 
-class Asks:
-    """A call that answers whether the child process has the cache of the caller, and what torch's
-    three products of matrices give that liger-kernel calls."""
+class InspectChild:
+    """A call that checks the child process.
+
+    It returns whether the child uses the caller's cache, and the results of the three matrix
+    products of torch that liger-kernel calls.
+    """
 
     dtype = torch.float32
 
@@ -164,13 +167,15 @@ class Asks:
     ("mode", "factor"), [("look up", 0), ("ask", 0), ("compile", 1), ("emulate", 1)]
 )
 def test_each_run_has_a_cache_of_its_own(mode, factor, monkeypatch):
-    """A kernel that no longer compiles would be found in the caller's. Where kernels are counted,
-    no product is computed: a vocabulary's take half a CPU-minute, for zeros that nothing reads.
+    """A kernel that no longer compiles would be found in the caller's cache.
+
+    When kernels are only counted, matrix products are not computed: those of a vocabulary take half
+    a CPU minute, and nothing reads their results.
     """
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/of/the/caller")
     try:
-        (answer,) = triton_modes.run([Asks()], mode).calls
+        (answer,) = triton_modes.run([InspectChild()], mode).calls
     except CannotRun as reason:
         pytest.skip(str(reason))
     assert answer.error is None and not answer.tensors["shared"]
@@ -179,7 +184,7 @@ def test_each_run_has_a_cache_of_its_own(mode, factor, monkeypatch):
 
 
 def test_asserts_of_aiter_alone_are_dropped(tmp_path, monkeypatch):
-    """aiter asserts that tensors are on a GPU; what others assert still holds."""
+    """aiter asserts that tensors are on a GPU. The asserts of other modules stay."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [stand_in.KernelLibraries, *sys.meta_path])
     for name in ("aiter", "another_library"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Single checks against broken implementations, of kinds that test_planted's kernel has not.
+"""Single checks against broken implementations, with faults that test_planted's kernel cannot have.
 
-Each fault is planted where a kernel would have it: behind scaled_dot_product_attention, or in what
-flash-attn returns.
+Each fault is planted where a kernel would have it: in scaled_dot_product_attention, or in the
+results of flash-attn.
 """
 
 import itertools
@@ -18,23 +18,23 @@ from strix_validate.numerics import comparison, reference
 from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
 
-right = torch.nn.functional.scaled_dot_product_attention
+attend = torch.nn.functional.scaled_dot_product_attention
 
 
 def scores(q, k, v):
-    """Scores and values, in float32."""
+    """Return the scores and the values in float32."""
     return q.float() @ k.float().transpose(-2, -1) * q.shape[-1] ** -0.5, v.float()
 
 
 def noisy(q, k, v, **options):
-    return right(q, k, v, **options) + torch.randn(()) * 1e-3
+    return attend(q, k, v, **options) + torch.randn(()) * 1e-3
 
 
 calls = itertools.count()
 
 
 def rare_nan(q, k, v, **options):
-    return right(q, k, v, **options) * (float("nan") if next(calls) == 70 else 1)
+    return attend(q, k, v, **options) * (float("nan") if next(calls) == 70 else 1)
 
 
 def fp16_scores(q, k, v, **options):
@@ -64,7 +64,7 @@ BEHAVIOUR = {
     "NaN in one call of a hundred": (rare_nan, "finite"),
     "NaN for a query without keys": (nan_for_masked, "masked-row"),
     "dropout with a constant seed": (lambda *a, **o: dropped(*a, seed=1, **o), "dropout"),
-    "dropout ignored": (lambda *a, dropout_p, **o: right(*a, **o), "dropout"),
+    "dropout ignored": (lambda *a, dropout_p, **o: attend(*a, **o), "dropout"),
     "dropout alike in each sequence": (lambda *a, **o: dropped(*a, shared=True, **o), "dropout"),
 }
 
@@ -79,35 +79,36 @@ def test_wrong_behaviour_is_caught(name, monkeypatch):
 
 
 def kept_result():
-    """Attention of the first call alone, which a captured graph then gives again."""
-    found = []
+    """Return a function that repeats its first result, as a wrongly captured graph does."""
+    results = []
 
     def route(*args, **options):
-        found.append(found[0] if found else right(*args, **options))
-        return found[0]
+        if not results:
+            results.append(attend(*args, **options))
+        return results[0]
 
     return route
 
 
 def by_sequence(q, k, v, **options):
-    """Attention of nested tensors, which torch has on a GPU alone."""
-    every = zip(*(x.unbind() for x in (q, k, v)), strict=True)
-    rows = torch.cat([right(*each, **options).transpose(0, 1) for each in every])
+    """Return attention of nested tensors, which torch supports only on a GPU."""
+    sequences = zip(*(x.unbind() for x in (q, k, v)), strict=True)
+    rows = torch.cat([attend(*tensors, **options).transpose(0, 1) for tensors in sequences])
     return torch.nested.nested_tensor_from_jagged(rows, v.transpose(1, 2).offsets()).transpose(1, 2)
 
 
-def neighbours_values(q, k, v, attend=right, **options):
-    """Each token's values are those of the one before it, also across sequences."""
+def neighbours_values(q, k, v, function=attend, **options):
+    """Return attention with the values of the previous token, also across sequences."""
     rows = v.transpose(1, 2)
     moved = rows.values().roll(1, 0).contiguous()
     moved = torch.nested.nested_tensor_from_jagged(moved, rows.offsets())
-    return attend(q, k, moved.transpose(1, 2), **options)
+    return function(q, k, moved.transpose(1, 2), **options)
 
 
 def test_values_of_a_neighbour_in_a_nested_tensor_are_caught(monkeypatch):
     monkeypatch.setattr(behaviour, "need_gpu", lambda *_: None)
-    wrong = partial(neighbours_values, attend=by_sequence)
-    for route, state in ((by_sequence, State.PASSED), (wrong, State.FAILED)):
+    broken = partial(neighbours_values, function=by_sequence)
+    for route, state in ((by_sequence, State.PASSED), (broken, State.FAILED)):
         monkeypatch.setitem(sdpa.ROUTES, "default", route)
         check = Check("sdpa/default/nested", "", "")
         (result,) = run_each([check], RunOptions(), behaviour.checks())
@@ -147,22 +148,26 @@ def flash_case(name):
     return next(case for case in flash_cases.cases(torch.float32) if case.name == f"{name}-float32")
 
 
-def neighbours_seen(right):
-    """One sequence sees the keys of the others: variable length taken for one long sequence."""
+def neighbours_seen(_):
+    """Return results for which each sequence attends to the keys of the others, too."""
     call = flash_case("varlen").call
     q, k, v = (call.tensors[name].transpose(0, 1)[None] for name in ("q", "k", "v"))
-    found = reference.attention(q, k, v, call.grad_out.transpose(0, 1)[None], causal="bottom-right")
-    return {name: tensor[0].transpose(0, 1) for name, tensor in found.items()}
+    grad_out = call.grad_out.transpose(0, 1)[None]
+    results = reference.attention(q, k, v, grad_out, causal="bottom-right")
+    return {name: tensor[0].transpose(0, 1) for name, tensor in results.items()}
 
 
-#: name: (the case, what is wrong in its answer)
+#: name: (the case, a function of its correct results that returns the wrong ones)
 FLASH = {
     "keys of neighbours seen": ("varlen", neighbours_seen),
     "caller's lengths changed": (
         "cache",
-        lambda right: {"cache_seqlens": right["cache_seqlens"] + 4},
+        lambda results: {"cache_seqlens": results["cache_seqlens"] + 4},
     ),
-    "keys in the wrong row": ("cache-rows", lambda right: {"k_cache": right["k_cache"].flip(0)}),
+    "keys in the wrong row": (
+        "cache-rows",
+        lambda results: {"k_cache": results["k_cache"].flip(0)},
+    ),
     "dropout with a constant seed": ("dropout", lambda _: {"differing": torch.tensor(0.0)}),
     "not deterministic": ("deterministic", lambda _: {"differing": torch.tensor(1.0)}),
 }
@@ -170,16 +175,16 @@ FLASH = {
 
 @pytest.mark.parametrize("name", FLASH)
 def test_wrong_flash_attn_is_caught(name):
-    case_name, wrong = FLASH[name]
+    case_name, spoil = FLASH[name]
     case = flash_case(case_name)
-    right = case.expected(torch.float32)
-    for found, state in ((right, State.PASSED), (right | wrong(right), State.FAILED)):
-        answer = triton_modes.CallAnswer(found)
+    correct = case.expected(torch.float32)
+    for results, state in ((correct, State.PASSED), (correct | spoil(correct), State.FAILED)):
+        answer = triton_modes.CallAnswer(results)
         assert attention.judge(Check("flash-attn", "", ""), case, answer).state is state
 
 
 def test_cases_are_listed_without_their_tensors(monkeypatch):
-    """Every run lists them all: that took half of the time of a run of three checks."""
+    """Each run lists all cases. With their tensors, this took half the time of three checks."""
     with monkeypatch.context() as patch:
         patch.setattr(torch, "randn", None)
         listed = list(flash_cases.cases(torch.float16))
@@ -195,26 +200,26 @@ def test_refusal_is_right_only_where_allowed_and_only_as_such():
         for kind in ("NotImplementedError", "OutOfResources", "RuntimeError")
     )
     check = Check("flash-attn", "", "")
-    for name, right in (
+    for name, allowed in (
         ("window", [refused]),
         ("d512", [refused, too_large]),
         ("full", []),
     ):
         case = flash_case(name)
         for answer in (refused, too_large, crashed):
-            expected = State.PASSED if answer in right else State.FAILED
+            expected = State.PASSED if answer in allowed else State.FAILED
             assert attention.judge(check, case, answer).state is expected
 
 
 def test_a_yardstick_that_is_not_finite_is_an_error():
-    """NaN in it would make every bound infinite, and every result right."""
+    """NaN in the yardstick would make each bound infinite, and let each result pass."""
     exact = {"out": torch.zeros(3, dtype=torch.float64)}
     with pytest.raises(ValueError, match="not finite"):
         comparison.bounds(exact, {"out": torch.full((3,), float("nan"))}, exact, torch.float16)
 
 
 def test_a_gradient_of_zeros_may_have_the_rounding_of_its_terms():
-    """Over one key dk cancels to zero; where it is computed alone, no other gradient is a floor."""
+    """With one key, dk cancels to zero. Computed alone, it has no other gradient as a bound."""
     exact, terms = {"dk": torch.zeros(3).double()}, {"dk": torch.full((3,), 8.0).double()}
     bound = comparison.bounds(exact, exact, terms, torch.float16)["dk"]
     assert 8 * 2**-23 < bound < 8 * 2**-20

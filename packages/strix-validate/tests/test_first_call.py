@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a model's first call asks Triton for: nothing that the full set of kernels lacks.
+"""The first calls of a model need no kernel that is missing from the full set of kernels.
 
 Triton's hook before compilation refuses each kernel, so that all are counted and none is compiled.
-Set VLLM_SOURCE to a folder of vLLM's source, with the recipe's patches. flash-attn's are counted
-where it is installed, with those of amd-aiter where that is.
+Set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches. flash-attn's kernels are
+counted if it is installed, and amd-aiter's as well.
 """
 
 import json
@@ -33,23 +33,24 @@ needs_vllm = pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_
 needs_flash_attn = pytest.mark.skipif(
     not kernel_packages.has("flash_attn"), reason="flash_attn is not installed"
 )
-#: Of a server's steps: sequences, new tokens of each, and tokens cached before.
+#: Steps of a server: the number of sequences, and the new and the cached tokens of each.
 STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1, 64), (64, 1, 64))
 
 
-def asked(calls: Sequence[Call]) -> list[set[str]]:
-    """The kernels that each call needs: Triton asks again for one that it was refused."""
+def find_kernels_by_call(calls: Sequence[Call]) -> list[set[str]]:
+    """Return the kernels of each call. A set, because Triton looks up a refused kernel again."""
     answers = triton_modes.run(calls, "ask").calls
-    assert not (wrong := [found.error for found in answers if found.error]), wrong
-    return [set(found.kernel_keys) for found in answers]
+    errors = [answer.error for answer in answers if answer.error]
+    assert not errors
+    return [set(answer.kernel_keys) for answer in answers]
 
 
-def needs(calls: Sequence[Call]) -> set[str]:
-    return set().union(*asked(calls))
+def find_kernels(calls: Sequence[Call]) -> set[str]:
+    return set().union(*find_kernels_by_call(calls))
 
 
 def deferred(builds: list[partial], dtype: torch.dtype = torch.bfloat16) -> list[DeferredCall]:
-    """Calls of vLLM's kernels."""
+    """Return calls of vLLM's kernels."""
     return [DeferredCall("step", build, dtype, {"source": SOURCE}) for build in builds]
 
 
@@ -66,10 +67,10 @@ def first_calls(layers: list[Attention], dtype: torch.dtype) -> list[DeferredCal
 
 @pytest.fixture(scope="module")
 def shipped() -> set[str]:
-    return needs(vllm_calls.vllm_set("full", SOURCE))
+    return find_kernels(vllm_calls.vllm_set("full", SOURCE))
 
 
-#: Of tokens in a step, those that no set was made with among them.
+#: Numbers of tokens in a step, including numbers with which no set was made.
 STEP_TOKENS = (
     1,
     2,
@@ -106,14 +107,16 @@ def first_experts(model: str) -> list[DeferredCall]:
 
 @needs_vllm
 def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
-    """Three experts for each token, which is compiled in."""
+    """Three experts for each token: kernels have this number as a constant."""
     layer = replace(experts.LAYERS["Qwen3-235B-A22B"], top_k=3)
-    found = needs(list(vllm_calls.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64])))
-    assert found - shipped
+    kernels = find_kernels(
+        list(vllm_calls.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64]))
+    )
+    assert kernels - shipped
 
 
 def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
-    """A server's steps with layers of linear attention: prompts, several of them, and decoding."""
+    """Return a server's steps with linear attention: one prompt, several prompts, and decoding."""
     (linear,) = read_layers(CONFIGS[model]).linear
     heads = {"heads": keys * linear.heads, "value_heads": keys * linear.value_heads}
     channels = 128 * (2 * heads["heads"] + heads["value_heads"])
@@ -128,28 +131,28 @@ def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
 
 
 def first_choices(vocabulary: int) -> list[DeferredCall]:
-    """A server's steps that choose tokens."""
+    """Return a server's steps that sample tokens."""
     builds = [
         partial(sampling.penalized, vocabulary=vocabulary, prompt=9, generated=64),
         partial(sampling.scaled, vocabulary=vocabulary),
         *(partial(sampling.drawn, vocabulary=vocabulary, draws=n, greedy=1) for n in (3, 15)),
     ]
     for n in (1, 3, 8):
-        more = {"vocabulary": vocabulary}
-        builds.append(partial(sampling.truncated, keys=(20,) * n, nuclei=(0,) * n, **more))
-        builds.append(partial(sampling.truncated, keys=(0,) * n, nuclei=(9,) * n, **more))
-        builds.append(partial(sampling.truncated, keys=(50,) * n, nuclei=(9,) * n, **more))
+        options = {"vocabulary": vocabulary}
+        builds.append(partial(sampling.truncated, keys=(20,) * n, nuclei=(0,) * n, **options))
+        builds.append(partial(sampling.truncated, keys=(0,) * n, nuclei=(9,) * n, **options))
+        builds.append(partial(sampling.truncated, keys=(50,) * n, nuclei=(9,) * n, **options))
     return deferred(builds, torch.float32)
 
 
 @needs_vllm
 def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
-    """Twice the heads: whole chunks, with what autotuning tries, and decoding."""
-    assert len(needs(first_linear("Qwen3.6-27B", keys=2)) - shipped) > 90
+    """With twice the heads, prompts and decoding need other kernels. Autotuning tries many."""
+    assert len(find_kernels(first_linear("Qwen3.6-27B", keys=2)) - shipped) > 90
 
 
 def first_steps(model: str) -> dict[str, list[Call]]:
-    """All that a server's steps launch of vLLM's Triton kernels, by part of the model."""
+    """Return by part of the model all launches of vLLM's Triton kernels in a server's steps."""
     layers = read_layers(CONFIGS[model])
     latent = [
         partial(mla.latent, keys=(n,) * count, heads=x.heads, rank=x.rank, rope=x.rope)
@@ -169,8 +172,8 @@ def first_steps(model: str) -> dict[str, list[Call]]:
 @pytest.mark.parametrize("model", CONFIGS)
 def test_a_models_first_steps_compile_nothing(model: str, shipped: set[str]) -> None:
     for part, calls in first_steps(model).items():
-        found = needs(calls) if calls else set()
-        assert bool(found) is bool(calls) and not found - shipped, part
+        kernels = find_kernels(calls) if calls else set()
+        assert bool(kernels) is bool(calls) and not kernels - shipped, part
 
 
 @needs_vllm
@@ -178,39 +181,39 @@ def test_products_with_fp8_in_blocks_compile_nothing(shipped: set[str]) -> None:
     steps = [
         partial(quantized.fp8_blocks, tokens=n, size=640, rows=256) for n in (1, 7, 16, 99, 48)
     ]
-    found = needs(deferred(steps))
-    assert found and not found - shipped
+    kernels = find_kernels(deferred(steps))
+    assert kernels and not kernels - shipped
 
 
 @needs_vllm
 def test_sampling_of_no_set_is_counted(shipped: set[str]) -> None:
-    assert needs(first_choices(77777)) - shipped
+    assert find_kernels(first_choices(77777)) - shipped
 
 
 @needs_vllm
 def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
-    """Nine query heads for a key head: prefill and decoding."""
-    found = needs(first_calls([replace(LAYERS["Llama-3.1-8B"], heads=72)], torch.bfloat16))
-    assert len(found - shipped) == 2
+    """Nine query heads for a key head need two kernels: for prefill and decoding."""
+    kernels = find_kernels(first_calls([replace(LAYERS["Llama-3.1-8B"], heads=72)], torch.bfloat16))
+    assert len(kernels - shipped) == 2
 
 
 @needs_vllm
 def test_one_kernel_for_all_heads_windows_and_batches() -> None:
-    """What the recipe's patch is for; upstream's source fails here."""
+    """The recipe's patch has this effect. With upstream's source the test fails."""
     layers = [Attention(8 * n, 2 * n, 128, window) for n in (1, 3, 16) for window in (33, 4096)]
     steps = [
         partial(step, layer=x, sequences=n, queries=9, keys=64) for x in layers for n in (1, 5, 16)
     ]
-    found = needs(deferred(steps, torch.float16))
-    ours = {key for key in found if "reshape_and_cache" not in key}
-    assert len(ours) == 1
+    kernels = find_kernels(deferred(steps, torch.float16))
+    attention_kernels = {key for key in kernels if "reshape_and_cache" not in key}
+    assert len(attention_kernels) == 1
 
 
 def first_flash_calls(model: str, layers: ModelLayers) -> Iterator:
-    """Of a model's layers: prompts, batches without padding, training and a cache.
+    """Yield flash-attn's calls of a model's layers: prompts, packed batches, training, and a cache.
 
-    As transformers and others call it, with windows of n, or n - 1, keys to either side, or to the
-    left alone, and the model's scale.
+    They have the model's scale, and the windows that transformers and other callers pass: n or
+    n - 1 keys to either side, or to the left alone.
     """
     scale = CONFIGS[model].get("text_config", CONFIGS[model]).get("query_pre_attn_scalar", 77)
     for layer in (layer for layer in layers.attention if layer.head_dim <= 256):
@@ -219,24 +222,24 @@ def first_flash_calls(model: str, layers: ModelLayers) -> Iterator:
             windows = [(n - 1, n - 1), (n, 0), (n, -1)]
         heads = {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
         for window in windows:
-            more = heads | {"window": window, "scale": scale**-0.5}
-            made = partial(DeferredCall, model, dtype=layers.dtype)
+            options = heads | {"window": window, "scale": scale**-0.5}
+            make_call = partial(DeferredCall, model, dtype=layers.dtype)
             for n, causal in ((1, False), (32, True)):
-                build = partial(flash.fixed, seqlen_q=n, seqlen_k=32, causal=causal, **more)
-                yield made(build, change={} if causal else flash_calls.FORWARD)
-            yield made(partial(flash.varlen, lengths_q=(9, 64), lengths_k=(9, 64), **more))
+                build = partial(flash.fixed, seqlen_q=n, seqlen_k=32, causal=causal, **options)
+                yield make_call(build, change={} if causal else flash_calls.FORWARD)
+            yield make_call(partial(flash.varlen, lengths_q=(9, 64), lengths_k=(9, 64), **options))
             for capacity, page in (
                 (4096, 0),
                 (3000, 0),
                 *([(4096, 256)] * flash_calls.has_aiter()),
             ):
                 cache = {"capacity": capacity, "lengths": (1000,), "page": page, "batch": 1}
-                yield made(partial(flash.kv_cache, queries=1, new=1, **cache, **more))
+                yield make_call(partial(flash.kv_cache, queries=1, new=1, **cache, **options))
 
 
 @pytest.fixture(scope="module")
 def shipped_flash() -> set[str]:
-    return needs(list(flash_calls.FLASH_SETS["full"]()))
+    return find_kernels(list(flash_calls.FLASH_SETS["full"]()))
 
 
 @needs_flash_attn
@@ -246,12 +249,14 @@ def test_flash_attn_compiles_nothing(shipped_flash: set[str]) -> None:
         for model, config in CONFIGS.items()
         for call in first_flash_calls(model, read_layers(config))
     ]
-    found = asked(calls)
-    assert all(found)
-    assert not {call.name for call, keys in zip(calls, found, strict=True) if keys - shipped_flash}
+    kernels_by_call = find_kernels_by_call(calls)
+    assert all(kernels_by_call)
+    assert not {
+        call.name for call, keys in zip(calls, kernels_by_call, strict=True) if keys - shipped_flash
+    }
 
 
-#: Heads, head dimension and tokens of a picture or 30 seconds, as vLLM's encoders call flash-attn.
+#: Calls of vLLM's encoders: heads, head dimension, tokens of images or 30 s of audio, and dtype.
 ENCODERS = {
     "Whisper-large-v3": (20, 64, (1500, 1500), torch.float16),
     "Qwen2.5-VL-7B": (16, 80, (64, 64, 16), torch.bfloat16),
@@ -266,36 +271,40 @@ ENCODERS = {
 def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
     heads, head_dim, lengths, dtype = ENCODERS[model]
     shape = {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "causal": False}
-    more = {"lengths_q": lengths, "lengths_k": lengths, "scale": head_dim**-0.5}
-    build = partial(flash.varlen, **shape, **more)
-    found = needs([DeferredCall(model, build, dtype, flash_calls.FORWARD)])
-    assert found and not found - shipped_flash
+    options = {"lengths_q": lengths, "lengths_k": lengths, "scale": head_dim**-0.5}
+    build = partial(flash.varlen, **shape, **options)
+    kernels = find_kernels([DeferredCall(model, build, dtype, flash_calls.FORWARD)])
+    assert kernels and not kernels - shipped_flash
 
 
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
-    """Another head dimension, padded to the same tile."""
+    """A head dimension of no set is counted, even if it is padded to the same tile."""
     layers = replace(read_layers(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
-    found = needs(list(first_flash_calls("Phi-4", layers)))
-    assert len(found - shipped_flash) > 3
+    kernels = find_kernels(list(first_flash_calls("Phi-4", layers)))
+    assert len(kernels - shipped_flash) > 3
 
 
-#: What a model's kernels are compiled for.
+#: The parts of a model that have kernels of their own.
 PARTS = ("attention", "experts", "linear", "latent", "vocabularies")
 
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Gemma-2-9B", "Qwen3.6-27B", "Qwen3-30B-A3B"])
 def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
-    """More heads of the same ratio, and another window, are the same kernels."""
+    """More heads in the same ratio, or another window, need no other kernels."""
     config = CONFIGS[model].get("text_config", CONFIGS[model])
-    more = {name: 2 * config[name] for name in ("num_attention_heads", "num_key_value_heads")}
-    for change in ({}, more | {"head_dim": config.get("head_dim", 128)}, {"sliding_window": 77}):
+    more_heads = {name: 2 * config[name] for name in ("num_attention_heads", "num_key_value_heads")}
+    for change in (
+        {},
+        more_heads | {"head_dim": config.get("head_dim", 128)},
+        {"sliding_window": 77},
+    ):
         if "sliding_window" in change and not config.get("sliding_window"):
             continue
         if change and "linear_num_key_heads" in config:
             continue  # the size of a block depends on the heads
-        found = warm.beyond_table(read_layers(config | change))
-        assert not (found.attention or found.experts or found.linear or found.vocabularies)
+        beyond = warm.beyond_table(read_layers(config | change))
+        assert not (beyond.attention or beyond.experts or beyond.linear or beyond.vocabularies)
 
 
 @pytest.mark.parametrize(
@@ -308,17 +317,17 @@ def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
     ],
 )
 def test_what_no_model_of_the_table_has_is_foretold(change: dict, part: str) -> None:
-    found = warm.beyond_table(read_layers(CONFIGS["Qwen3-30B-A3B"] | change))
-    assert [name for name in PARTS if getattr(found, name)] == [part]
+    beyond = warm.beyond_table(read_layers(CONFIGS["Qwen3-30B-A3B"] | change))
+    assert [name for name in PARTS if getattr(beyond, name)] == [part]
 
 
 @needs_vllm
 def test_warm_foretells_what_it_compiles(tmp_path: Path, shipped: set[str]) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Qwen3-8B"] | {"head_dim": 96}))
-    lacking = needs(warm.calls(file, SOURCE)["vLLM"]) - shipped
+    missing_kernels = find_kernels(warm.calls(file, SOURCE)["vLLM"]) - shipped
     assert warm.estimate_compilation(file, SOURCE, 2).startswith(
-        f"{len(lacking)} of vLLM's kernels"
+        f"{len(missing_kernels)} of vLLM's kernels"
     )
 
 
@@ -330,33 +339,35 @@ WARMED = ("Gemma-2-9B", "Qwen3.6-27B", "Whisper-large-v3")
 def test_warm_leaves_nothing_to_vllm(model: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS[model]))
-    warmed = needs(warm.calls(file, SOURCE)["vLLM"])
+    warmed = find_kernels(warm.calls(file, SOURCE)["vLLM"])
     steps = first_steps(model)
-    found = needs([*steps["attention"], *steps["linear"]])
-    assert found and not found - warmed
+    kernels = find_kernels([*steps["attention"], *steps["linear"]])
+    assert kernels and not kernels - warmed
 
 
 @needs_flash_attn
 def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
-    """Windows, a scale and a cache: without gradients, which no server needs."""
+    """The calls have windows, a scale and a cache, but no gradients, which no server needs."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Mistral-7B"]))
-    warmed = needs(warm.calls(file, None)["flash-attn"])
+    warmed = find_kernels(warm.calls(file, None)["flash-attn"])
     calls = first_flash_calls("Mistral-7B", read_layers(CONFIGS["Mistral-7B"]))
-    found = needs([replace(call, change=flash_calls.FORWARD) for call in calls])
-    assert found and not found - warmed
+    kernels = find_kernels([replace(call, change=flash_calls.FORWARD) for call in calls])
+    assert kernels and not kernels - warmed
 
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_table_has_what_config_says(model: str) -> None:
-    """All of a row, where the model is one; where it is not, its layers are of rows."""
-    found = read_layers(CONFIGS[model])
-    beyond = warm.beyond_table(found)
+    """A model of the table has all layers of its row. Layers of other models are in some row."""
+    layers = read_layers(CONFIGS[model])
+    beyond = warm.beyond_table(layers)
     assert not any(getattr(beyond, part) for part in PARTS), beyond
     if row := MODELS.get(model):
-        # of experts a file has one format
-        assert [*found.attention] == row.layers.attention
-        assert found.experts == [x for x in row.experts_by_format().values() if x in found.experts]
-        assert bool(found.experts) is bool(row.experts_by_format())
-        assert (found.linear, found.latent) == (row.layers.linear, row.layers.latent)
-        assert found.vocabularies == [row.vocab_size]
+        # a file has its experts in one format
+        assert [*layers.attention] == row.layers.attention
+        assert layers.experts == [
+            x for x in row.experts_by_format().values() if x in layers.experts
+        ]
+        assert bool(layers.experts) is bool(row.experts_by_format())
+        assert (layers.linear, layers.latent) == (row.layers.linear, row.layers.latent)
+        assert layers.vocabularies == [row.vocab_size]

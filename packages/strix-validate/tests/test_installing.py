@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is missing is to be added with the tool that the validator came by."""
+"""Advice to install a missing package names the tool that installed the validator."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from strix_validate.installing import suggest_installation
 from typer.testing import CliRunner
 
 UV, PLAIN = "home = /usr/bin\nuv = 0.13.9\n", "home = /usr/bin\n"
-#: Where the environment lies, its pyvenv.cfg (None for a conda environment), and the advice for
+#: The environment's folder, its pyvenv.cfg (None for a conda environment), and the advice for
 #: strix-emulate and for matplotlib.
 PREFIXES = {
     "uvx": (
@@ -69,7 +69,7 @@ PREFIXES = {
 }
 
 
-def environment(home: Path, place: str, config: str | None) -> Path:
+def make_environment(home: Path, place: str, config: str | None) -> Path:
     """Make the folder of an environment."""
     prefix = home / place
     (prefix / "conda-meta" if config is None else prefix).mkdir(parents=True)
@@ -83,7 +83,7 @@ def test_advice_fits_the_environment(name, tmp_path, monkeypatch):
     place, config, emulator, matplotlib = PREFIXES[name]
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("PIXI_HOME", raising=False)
-    prefix = environment(tmp_path, place, config)
+    prefix = make_environment(tmp_path, place, config)
     assert suggest_installation("strix-emulate", prefix) == emulator
     assert suggest_installation("matplotlib", prefix) == matplotlib
 
@@ -93,7 +93,7 @@ def test_no_advice_installs_torch_for_cuda(name, tmp_path, monkeypatch):
     place, config, *_ = PREFIXES[name]
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv("PIXI_HOME", raising=False)
-    advice = suggest_installation("torch", environment(tmp_path, place, config))
+    advice = suggest_installation("torch", make_environment(tmp_path, place, config))
     if config is None:
         assert advice.endswith(" pytorch") or " pytorch " in advice
     else:
@@ -102,14 +102,14 @@ def test_no_advice_installs_torch_for_cuda(name, tmp_path, monkeypatch):
 
 def test_pixis_home_may_be_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("PIXI_HOME", str(tmp_path / "pixi"))
-    prefix = environment(tmp_path, "pixi/envs/strix-validate", None)
+    prefix = make_environment(tmp_path, "pixi/envs/strix-validate", None)
     assert suggest_installation("gguf", prefix).startswith("pixi global add")
 
 
 def test_an_environment_of_pixi_outside_of_its_workspace(tmp_path, monkeypatch):
-    """By pixi's option detached-environments."""
+    """pixi's option detached-environments puts it there."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    prefix = environment(tmp_path, ".cache/rattler/cache/envs/mine-1a2b/envs/default", None)
+    prefix = make_environment(tmp_path, ".cache/rattler/cache/envs/mine-1a2b/envs/default", None)
     assert suggest_installation("strix-emulate", prefix) == "conda install strix-emulate"
     (prefix / "conda-meta/pixi").write_text("{}")
     assert suggest_installation("strix-emulate", prefix) == "pixi add strix-emulate"
@@ -118,7 +118,7 @@ def test_an_environment_of_pixi_outside_of_its_workspace(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["uvx", "python -m venv", "pixi workspace"])
 def test_kernels_without_the_emulator_says_how_to_add_it(name, tmp_path, monkeypatch):
     place, config, emulator, _ = PREFIXES[name]
-    prefix = environment(tmp_path, place, config)
+    prefix = make_environment(tmp_path, place, config)
     monkeypatch.setattr(installing.sys, "prefix", str(prefix))
 
     def fail(*_):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packages of kernels: how they are made and listed, and what is warmed up for a model."""
+"""Packages of kernels: how they are written and listed, and which kernels `warm` compiles."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ META = {"extern_libs": [["ocml", "/build/lib/ocml.bc"]], "shared": 64}
 
 
 def lookup(folder: Path, key: str = "KEY", compiled: bool = True) -> Lookup:
-    """A kernel in Triton's cache, with a stage of the compiler that no package needs."""
+    """Return a kernel in Triton's cache, with files of stages that no package needs."""
     place = folder / key
     place.mkdir(parents=True, exist_ok=True)
     files = {
@@ -51,7 +51,7 @@ def lookup(folder: Path, key: str = "KEY", compiled: bool = True) -> Lookup:
 
 
 def metadata(*_) -> dict:
-    """What the AMDGPU note of a code object with one kernel says."""
+    """Return the AMDGPU note of a code object with one kernel."""
     kernel = {
         ".vgpr_count": 200,
         ".sgpr_count": 40,
@@ -81,12 +81,12 @@ def test_a_product_without_the_matrix_unit_is_found(layout: str, number: str, lo
 
 
 def test_a_kernel_that_lost_the_matrix_unit_is_not_packaged(tmp_path: Path) -> None:
-    found = lookup(tmp_path / "cache")
-    Path(found.files["k.ttgir"]).write_text(PRODUCT.replace("#mma", "#blocked"))
+    kernel = lookup(tmp_path / "cache")
+    Path(kernel.files["k.ttgir"]).write_text(PRODUCT.replace("#mma", "#blocked"))
     with pytest.raises(
         kernel_packages.LostProduct, match="k BLOCK=64 num_warps=4: 1 products of f16"
     ):
-        kernel_packages.write(tmp_path / "package", [found])
+        kernel_packages.write(tmp_path / "package", [kernel])
     assert not (tmp_path / "package").exists()
 
 
@@ -114,8 +114,8 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert hashlib.sha256(content).hexdigest() == digest
         assert b"/build" not in content
     assert kernel_lists.describe(kernel) == "k(*fp16:16, i32) BLOCK=64 num_warps=4"
-    told = CliRunner().invoke(cli.app, ["list", "--kernels"])
-    assert told.exit_code == 0 and "some-kernels: 1 kernels\n    k(*fp16:16, i32)" in told.output
+    done = CliRunner().invoke(cli.app, ["list", "--kernels"])
+    assert done.exit_code == 0 and "some-kernels: 1 kernels\n    k(*fp16:16, i32)" in done.output
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"kernels": 3}', '{"other": {}}'])
@@ -131,7 +131,7 @@ def test_damaged_list(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPa
 def test_answers_come_in_the_order_of_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although neighbours go to different processes."""
+    """Neighbouring calls run in different processes, but their answers keep the order."""
     batches = []
 
     def run(calls: list[str], mode: str, cache: Path, variables: None) -> CallAnswers:
@@ -147,7 +147,7 @@ def test_answers_come_in_the_order_of_calls(
 
 
 def test_a_sample_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call's kernels otherwise, of as many calls as were asked for."""
+    """Without a failure, the sample has the kernels of as many calls as requested."""
     answers = [CallAnswer(kernels=(CompiledKernel("k", b"", "", n),)) for n in range(3)]
     monkeypatch.setattr(
         kernel_packages.triton_modes,
@@ -164,10 +164,10 @@ def test_a_sample_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_result_of_flash_attn_is_told() -> None:
     tensors = [torch.randn(1, 9, 2, 16, dtype=torch.float16) for _ in range(4)]
     call, expected = testing.flash_attention(*tensors, causal=True)
-    right = expected(call.dtype)
-    assert testing.find_flash_fault(call, right, expected)[0] == ""
-    wrong = right | {"dk": right["dk"] * 1.1}
-    assert testing.find_flash_fault(call, wrong, expected)[0] == "wrong: dk"
+    correct = expected(call.dtype)
+    assert testing.find_flash_fault(call, correct, expected)[0] == ""
+    wrong_results = correct | {"dk": correct["dk"] * 1.1}
+    assert testing.find_flash_fault(call, wrong_results, expected)[0] == "wrong: dk"
 
 
 def test_origins(tmp_path: Path) -> None:
@@ -176,15 +176,15 @@ def test_origins(tmp_path: Path) -> None:
         CallAnswer(lookups=(shipped, shipped, lookup(tmp_path / "cache", "A"))),
         CallAnswer(lookups=(lookup(tmp_path / "cache", "B", compiled=False),)),
     ]
-    found = kernel_packages.count_origins(answers, tmp_path)
-    assert found == {"packages": 2, "compiled": 1, "cache": 1}
+    counts = kernel_packages.count_origins(answers, tmp_path)
+    assert counts == {"packages": 2, "compiled": 1, "cache": 1}
 
 
 @pytest.mark.parametrize(("kind", "size"), [({}, 2), ({"block": 128}, 1), ({"group": 128}, 0.5)])
 def test_both_products_of_experts_are_launched(
     kind: dict, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With weights of as many bytes as the model's."""
+    """The weights of the launches have as many bytes as the model's."""
     launched = []
     module = MagicMock(invoke_fused_moe_triton_kernel=lambda x, w, *_, **__: launched.append(w))
     module.invoke_fused_moe_wna16_triton_kernel = module.invoke_fused_moe_triton_kernel
@@ -208,11 +208,12 @@ LLAMA, QWEN = CONFIGS["Llama-3.1-8B"], CONFIGS["Qwen3-30B-A3B"]
     ],
 )
 def test_layers_of_a_model(change: dict, dtype: torch.dtype) -> None:
-    found = read_layers(LLAMA | change)
-    assert (found.attention, found.dtype) == ([Attention(32, 8, 128)], dtype)
+    layers = read_layers(LLAMA | change)
+    assert (layers.attention, layers.dtype) == ([Attention(32, 8, 128)], dtype)
 
 
 INT4 = {"bits": 4, "group_size": 128}
+INT4_WITH_ZEROS = Experts(128, 8, 2048, 768, 128, zeros=True)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +223,8 @@ INT4 = {"bits": 4, "group_size": 128}
         (QWEN, [Experts(128, 8, 2048, 768)]),
         (QWEN | {"moe_intermediate_size": None}, [Experts(128, 8, 2048, 6144)]),
         ({"text_config": QWEN, "quantization_config": INT4}, [Experts(128, 8, 2048, 768, 128)]),
-        *(
-            (QWEN | {"quantization_config": said}, [Experts(128, 8, 2048, 768, 128, zeros=True)])
-            for said in (INT4 | {"zero_point": True}, INT4 | {"sym": False})
-        ),
+        (QWEN | {"quantization_config": INT4 | {"zero_point": True}}, [INT4_WITH_ZEROS]),
+        (QWEN | {"quantization_config": INT4 | {"sym": False}}, [INT4_WITH_ZEROS]),
         (QWEN | {"quantization_config": {"quant_method": "mxfp4"}}, []),
         (QWEN | {"quantization_config": {"quant_method": "fp8", "bits": 8}}, []),
     ],
@@ -235,7 +234,7 @@ def test_experts_of_a_model(config: dict, experts: list) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "change",
     [
         {"linear_key_head_dim": 32},
         {"linear_num_key_heads": 0},
@@ -251,22 +250,22 @@ def test_experts_of_a_model(config: dict, experts: list) -> None:
         {"quantization_config": {"bits": 4}},
     ],
 )
-def test_wrong_layers_of_a_model(wrong: dict) -> None:
+def test_wrong_layers_of_a_model(change: dict) -> None:
     hybrid = CONFIGS["Qwen3-Next-80B-A3B"]
     with pytest.raises(ValueError, match="no layers can be read from config.json"):
-        read_layers(hybrid | wrong)
+        read_layers(hybrid | change)
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}"])
 def test_no_model(tmp_path: Path, config: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(config)
-    told = CliRunner().invoke(cli.app, ["warm", "--model", str(file)])
-    assert told.exit_code == 2 and "Traceback" not in told.output
+    done = CliRunner().invoke(cli.app, ["warm", "--model", str(file)])
+    assert done.exit_code == 2 and "Traceback" not in done.output
 
 
 def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mistral's first call with flash-attn compiled its window's kernels."""
+    """Once, these kernels were missing, and Mistral's first call with flash-attn compiled them."""
     monkeypatch.setattr(warm.packages, "has", lambda name: True)
     monkeypatch.setattr(flash_calls, "has_aiter", lambda: True)
     file = tmp_path / "config.json"
@@ -274,8 +273,12 @@ def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.Monk
         file.write_text(json.dumps({**LLAMA, "sliding_window": window}))
         calls = warm.calls(file, None)["flash-attn"]
         for function in ("fixed", "varlen", "kv_cache"):
-            own = [call.build.keywords for call in calls if call.name.startswith(function)]
-            assert len({options.get("window", (-1, -1)) for options in own}) == expected
+            function_options = [
+                call.build.keywords for call in calls if call.name.startswith(function)
+            ]
+            assert (
+                len({options.get("window", (-1, -1)) for options in function_options}) == expected
+            )
 
 
 def test_the_workload() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tier `libraries` can fail: each of its kinds catches what is planted in it, and a crash."""
+"""The tier `libraries` can fail: each kind of check catches planted faults, and crashes."""
 
 import subprocess
 import time
@@ -13,11 +13,11 @@ from strix_validate.libraries import convolution, gemm, host_memory, inductor, r
 from strix_validate.runner import run
 from strix_validate.tiers import isolated, libraries, run_each
 
-#: On a machine with a GPU the faults are planted in what it computes.
+#: On a machine with a GPU, the faults are planted in the GPU's results.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-right_multiply, right_convolve = gemm.multiply, convolution.convolve
-right_factorise = races.factorise
-right_gradient = races.gradient
+multiply, convolve = gemm.multiply, convolution.convolve
+factorise = races.factorise
+gradient = races.gradient
 
 
 def judge(module, id_) -> Result:
@@ -27,16 +27,16 @@ def judge(module, id_) -> Result:
 
 
 def wrong_tile(x, weight, out):
-    right_multiply(x, weight, out)
+    multiply(x, weight, out)
     out[-1:, -16:] = out[-1:, :16].clone()
 
 
 def unwritten(x, weight, out):
-    right_multiply(x[:-1], weight, out[:-1])
+    multiply(x[:-1], weight, out[:-1])
 
 
 def short_sum(x, weight, out):
-    right_multiply(x[:, :-1], weight[:-1], out)
+    multiply(x[:, :-1], weight[:-1], out)
 
 
 def narrow_sum(x, weight, out):
@@ -47,55 +47,55 @@ def narrow_sum(x, weight, out):
 
 
 def tf32(shape, x, weight, bias):
-    """What NVIDIA's TF32 does to float32: the last 13 bits are gone."""
+    """Cut off the last 13 bits of float32, as NVIDIA's TF32 does."""
     x, weight = ((t.view(torch.int32) & ~0x1FFF).view(torch.float32) for t in (x, weight))
-    return right_convolve(shape, x, weight, bias)
+    return convolve(shape, x, weight, bias)
 
 
 def unpadded(shape, x, weight, bias):
-    out = right_convolve(shape, x, weight, bias)
+    out = convolve(shape, x, weight, bias)
     return torch.cat([out[..., :-1], out[..., -1:] * 0], -1)
 
 
 def detached(shape, x, weight, bias):
-    return right_convolve(shape, x, weight * 0 + weight.detach(), bias)
+    return convolve(shape, x, weight * 0 + weight.detach(), bias)
 
 
 def lagging(kind, a):
-    """As in rocSOLVER's potf2: a wave scales its part of a column by the root of the root."""
-    first, *rest = right_factorise(kind, a)
+    """Scale a part of one column wrongly, as a wave did in rocSOLVER's potf2."""
+    first, *factors = factorise(kind, a)
     first = first.clone()
     first[-1, -4:, 3] *= 1.01
-    return first, *rest
+    return first, *factors
 
 
 def without_pivots(kind, a):
-    _, *rest = right_factorise(kind, a)
-    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a), *rest
+    _, *factors = factorise(kind, a)
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a), *factors
 
 
 def lost_summand(tokens, incoming):
-    """The last token's part of one column."""
+    """Leave the last token out of one column."""
     incoming[-1, 5] = 0
     incoming[0, 5] = 0
-    return right_gradient(tokens, incoming)
+    return gradient(tokens, incoming)
 
 
 def neighbour(tokens, incoming):
-    return right_gradient(tokens.roll(1), incoming)
+    return gradient(tokens.roll(1), incoming)
 
 
-def stale(view, seen={}):  # noqa: B006 the memory of the first call is the fault
-    return torch.bitwise_not(seen.setdefault(view.numel(), view.clone()))
+def stale(view, copies={}):  # noqa: B006 to remember the data of the first call is the fault
+    return torch.bitwise_not(copies.setdefault(view.numel(), view.clone()))
 
 
 def one_word(view):
-    found = torch.bitwise_not(view)
-    found[-1] ^= 1
-    return found
+    inverted = torch.bitwise_not(view)
+    inverted[-1] ^= 1
+    return inverted
 
 
-#: name: (module, its function, what that does instead, the check that fails)
+#: name: (module, its function, a broken replacement, the check that fails)
 FAULTS = {
     "a tile in the wrong place": (gemm, "multiply", wrong_tile, "gemm/blaslt/qkv-bfloat16"),
     "rows that are never written": (gemm, "multiply", unwritten, "gemm/blaslt/head-float32"),
@@ -111,13 +111,13 @@ FAULTS = {
     "the edge left out": (convolution, "convolve", unpadded, "conv/native/1d-speech-float16"),
     "no gradient for weights": (convolution, "convolve", detached, "conv/native/3d-same-bfloat16"),
     "a part of one column of one factor": (races, "factorise", lagging, "factors/cholesky-float32"),
-    "an eigenvector that is none": (races, "factorise", lagging, "factors/eigh-float64"),
-    "a singular vector that is none": (races, "factorise", lagging, "factors/svd-float32"),
+    "a wrong eigenvector": (races, "factorise", lagging, "factors/eigh-float64"),
+    "a wrong singular vector": (races, "factorise", lagging, "factors/svd-float32"),
     "rows that were not exchanged": (races, "factorise", without_pivots, "factors/lu-float64"),
     "a factor of another matrix": (
         races,
         "factorise",
-        lambda k, a: right_factorise(k, a.roll(1, -1)),
+        lambda k, a: factorise(k, a.roll(1, -1)),
         "factors/qr-float32",
     ),
     **{
@@ -140,8 +140,8 @@ FAULTS = {
         "host-memory/managed-weights",
     ),
 }
-#: What a failed check says, by the group of its id.
-SAID = {"factors": "rows: the product of the factors", "gradients": "sums of whole numbers"}
+#: Part of the reason of a failed check, by the group of its id.
+REASONS = {"factors": "rows: the product of the factors", "gradients": "sums of whole numbers"}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -150,7 +150,7 @@ def test_what_is_wrong_is_caught(name, monkeypatch):
     assert judge(module, check).state is State.PASSED
     monkeypatch.setattr(module, function, broken)
     failed = judge(module, check)
-    assert failed.state is State.FAILED and SAID.get(check.split("/")[0], "") in failed.reason
+    assert failed.state is State.FAILED and REASONS.get(check.split("/")[0], "") in failed.reason
 
 
 def test_wrong_or_missing_kernels_of_inductor_are_caught(monkeypatch):
@@ -160,31 +160,31 @@ def test_wrong_or_missing_kernels_of_inductor_are_caught(monkeypatch):
     assert missing.state is State.FAILED and "no kernel" in missing.reason
 
     def compiled(function):
-        def wrong(*inputs):
+        def scaled(*inputs):
             from torch._inductor import metrics
 
             metrics.generated_kernel_count += 1
             return function(*inputs) * 1.01
 
-        return wrong
+        return scaled
 
     monkeypatch.setattr(torch, "compile", compiled)
-    wrong = judge(inductor, "compile/inductor-float16")
-    assert wrong.state is State.FAILED and "wrong: out" in wrong.reason
+    failed = judge(inductor, "compile/inductor-float16")
+    assert failed.state is State.FAILED and "wrong: out" in failed.reason
 
 
 def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
     (check,) = [c for c in convolution.checks() if c.id == "conv/normal/2d-same-float16"]
     failed = Result(check, State.FAILED, "RuntimeError: miopenStatusUnknownError")
     monkeypatch.setattr(torch.version, "hip", "10.0")
-    told = convolution.add_remedy(failed)
-    assert told.state is State.FAILED and "MIOpen/issues/3964" in told.reason
-    assert "MIOPEN_FIND_MODE=FAST" in told.fix and "torch.backends.cudnn.enabled" in told.fix
-    # where activation has set it already, it is no remedy
+    result = convolution.add_remedy(failed)
+    assert result.state is State.FAILED and "MIOpen/issues/3964" in result.reason
+    assert "MIOPEN_FIND_MODE=FAST" in result.fix and "torch.backends.cudnn.enabled" in result.fix
+    # the variable is no remedy if activation has set it already
     monkeypatch.setenv("MIOPEN_FIND_MODE", "FAST")
     (default,) = [c for c in convolution.checks() if c.id == "conv/default/2d-same-float16"]
-    told = convolution.add_remedy(Result(default, State.FAILED, failed.reason))
-    assert told.fix == "torch.backends.cudnn.enabled = False"
+    result = convolution.add_remedy(Result(default, State.FAILED, failed.reason))
+    assert result.fix == "torch.backends.cudnn.enabled = False"
     passed = Result(check, State.PASSED)
     assert convolution.add_remedy(passed) == passed
     monkeypatch.setattr(torch.version, "hip", None)
@@ -192,28 +192,28 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
 
 
 def test_modes_of_miopen_reach_its_process(monkeypatch):
-    asked = []
+    calls = []
 
-    def mock(module, wanted, options, environment=None):
-        asked.append((module.rsplit(".", 1)[1], len(wanted), environment))
-        return iter([Result(check, State.PASSED) for check in wanted])
+    def mock(module, checks, options, environment=None):
+        calls.append((module.rsplit(".", 1)[1], environment))
+        return iter([Result(check, State.PASSED) for check in checks])
 
     monkeypatch.setattr(isolated, "run", mock)
-    found = list(libraries.run(libraries.checks(), RunOptions()))
-    assert len(found) == len(libraries.checks())
-    modes = [environment for module, _, environment in asked if module == "convolution"]
+    results = list(libraries.run(libraries.checks(), RunOptions()))
+    assert len(results) == len(libraries.checks())
+    modes = [environment for module, environment in calls if module == "convolution"]
     assert {"MIOPEN_FIND_MODE": "FAST"} in modes and len(modes) == len(convolution.MODES)
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "reason"),
     [("crash", "status -11"), ("hang", "no answer within"), ("slow", ""), ("fail", "wrong")],
 )
-def test_a_broken_process_fails_one_check_only(fault, said, monkeypatch, tmp_path):
+def test_a_broken_process_fails_one_check_only(fault, reason, monkeypatch, tmp_path):
     mark = tmp_path / "waits"
 
     class Impatient(subprocess.Popen):
-        """Its time is over when the child hangs or is slow, however slow the machine is."""
+        """Its timeout expires when the child hangs or is slow, on a machine of any speed."""
 
         def wait(self, timeout=None):
             while timeout and self.poll() is None:
@@ -228,12 +228,12 @@ def test_a_broken_process_fails_one_check_only(fault, said, monkeypatch, tmp_pat
     monkeypatch.setattr(isolated.subprocess, "Popen", Impatient)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     environment = {"FAULT": fault, "MARK": str(mark)}
-    found = list(isolated.run("broken_process", CHECKS, RunOptions(), environment))
-    assert [r.check for r in found] == CHECKS
-    # a slow child goes on, because it has answered since the last look
-    second = State.PASSED if fault == "slow" else State.FAILED
-    assert [r.state for r in found] == [State.PASSED, second, State.PASSED, State.PASSED]
-    assert said in found[1].reason
+    results = list(isolated.run("broken_process", CHECKS, RunOptions(), environment))
+    assert [r.check for r in results] == CHECKS
+    # a slow child may go on, because it has sent an answer since the last timeout
+    second_state = State.PASSED if fault == "slow" else State.FAILED
+    assert [r.state for r in results] == [State.PASSED, second_state, State.PASSED, State.PASSED]
+    assert reason in results[1].reason
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_broken_process_fails_one_check_only(fault, said, monkeypatch, tmp_pat
 )
 def test_a_gpu_is_asked_in_many_rounds(device, name, rounds, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    # no GPU is here
+    # this machine may have no GPU
     monkeypatch.setattr(torch.Tensor, "to", lambda t, device, dtype=None: t.type(dtype or t.dtype))
     (check,) = [c for c in races.checks() if c.id == "gradients/embedding-float32"]
     measured = races.checks()[check](RunOptions(device=device))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is read of foreign files and servers has an end."""
+"""Reading a foreign file or a server's answer stops at a limit."""
 
 import io
 import threading
@@ -18,7 +18,7 @@ LIMIT = 1 << 20
 
 
 class Endless(BaseHTTPRequestHandler):
-    """Sends `piece` for as long as somebody reads; `sent` counts the bytes."""
+    """Sends `piece` as long as the client reads; `sent` counts the bytes."""
 
     piece = b""
     status = 200
@@ -48,7 +48,7 @@ def endless(piece: bytes, status: int = 200) -> Iterator[Endpoint]:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield Endpoint(f"http://127.0.0.1:{server.server_port}", "model")
         server.shutdown()
-    assert Endless.sent < 1 << 26  # what lies in buffers
+    assert Endless.sent < 1 << 26  # some of it is in buffers
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_an_answer() -> None:
 
 
 def test_an_error() -> None:
-    """Of which a part is shown."""
+    """The message shows only a part of the error."""
     with endless(b"x" * 65536, 500) as server, pytest.raises(CheckFailed) as failed:
         server.ask("/v1/completions", {})
     assert str(failed.value) == f"HTTP 500: {'x' * 300}"
@@ -93,7 +93,7 @@ def test_a_stream(piece: bytes, words: str) -> None:
 
 
 def test_a_deep_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many brackets exhaust the parser's stack."""
+    """As many nested brackets as this exhaust the stack of the parser."""
 
     def answer(handler: Endless) -> None:
         # A server that closes before it has read the request resets the connection.
@@ -106,7 +106,7 @@ def test_a_deep_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_are_those_of_the_stream() -> None:
-    """However they end; a long event is one that has no empty line."""
+    """Lines are split at any line ending."""
     text = io.TextIOWrapper(io.BytesIO(b"data: a\r\n\r\ndata: b\rdata: c\n\n"), "utf-8")
     assert [*limits.read_lines(text, "server")] == [
         "data: a\n",
@@ -121,7 +121,7 @@ def test_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     with log.open("wb") as out:
         out.write(b"first line\n")
-        out.seek(1 << 34)  # sixteen gigabytes, of which the disk has a page
+        out.seek(1 << 34)  # the file is sparse: 16 GiB, of which the disk has one page
         out.write(b"\nlast\nbut \xff one\n")
     assert limits.read_last_lines(log, 2) == "last | but \ufffd one"
     assert limits.read_log(log).startswith("first line\n")
@@ -129,7 +129,7 @@ def test_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    """Files of /proc have no size, and are read as well."""
+    """A file of /proc has size 0, but can be read."""
     file = tmp_path / "config.json"
     file.write_bytes(b'{"a": "' + b"b" * LIMIT + b'"}')
     with pytest.raises(ValueError, match=r"config\.json: it has more than 1048576 bytes"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The printed lines of `vllm serve`: vLLM 0.33.0 takes each of them.
+"""The printed command lines of `vllm serve`: vLLM 0.33.0 accepts each of them.
 
 vLLM refuses to start if one request of the model's length does not fit into the cache. Here the
 same arithmetic is applied to each line: _max_memory_usage_bytes_from_groups and the check that
@@ -14,6 +14,8 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -27,14 +29,14 @@ from test_models import CASES, CONFIGS
 
 TESTS = Path(__file__).parent
 ALL = PLAIN | CASES
-#: GiB that the GPU may use, of machines with 32 to 128 GiB.
+#: GiB that the GPU may use, on machines with 32, 64, 96 and 128 GiB.
 MACHINES = (24, 56, 88, 120)
-#: Tokens of a block, and what a prompt is cut into.
+#: Tokens of a block, and of the chunks into which vLLM cuts a prompt.
 BLOCK, CHUNK = 16, 2048
 
 
-def line_of(name: str, gib: int, monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
-    """The arguments that are printed for a model on a machine; None if it does not fit or start."""
+def find_arguments(name: str, gib: int, monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
+    """Return the arguments printed for a model on a machine; None if it does not fit or start."""
     budget = MemoryBudget(gib * GIB, gib * GIB, True)
     monkeypatch.setattr(answer, "read_memory_budget", lambda tree: budget)
     result = answer.answer(ALL[name], None, None)
@@ -48,33 +50,34 @@ def line_of(name: str, gib: int, monkeypatch: pytest.MonkeyPatch) -> list[str] |
 
 
 def flags(arguments: list[str]) -> dict[str, str]:
-    """The values of a line's flags."""
+    """Return the values of a line's flags."""
     return dict(zip(arguments[::2], arguments[1::2], strict=False))
 
 
-def needed(config: dict, length: int) -> int:
-    """The bytes of cache that vLLM wants for one request of a length, and its null block."""
+def count_cache_bytes(config: dict, length: int) -> int:
+    """Return the bytes of cache that vLLM needs for one request of a length, and a null block."""
     text = find_text(config)
-    pages = [page for layer in list_layers(text) if (page := page_of(text, layer.mixer))]
-    if not pages:
-        return 0
     kinds: dict[tuple, int] = {}
-    for page in pages:
-        kinds[page] = kinds.get(page, 0) + 1
-    # groups of as many layers as the rarest kind has; the last of each kind is padded
+    for layer in list_layers(text):
+        page = describe_page(text, layer.mixer)
+        if page:
+            kinds[page] = kinds.get(page, 0) + 1
+    if not kinds:
+        return 0
+    # a group has as many layers as the rarest kind; the last group of each kind is padded
     size = min(kinds.values())
     if max(kinds.values()) < 1.5 * size:
         size = max(kinds.values())
     largest = max(page for page, _ in kinds)
     blocks = 1
     for (_, window), count in kinds.items():
-        kept = min(window - 1 + CHUNK, length) if window else length
-        blocks += math.ceil(count / size) * (math.ceil(kept / BLOCK) + bool(window))
+        tokens = min(window - 1 + CHUNK, length) if window else length
+        blocks += math.ceil(count / size) * (math.ceil(tokens / BLOCK) + bool(window))
     return blocks * size * largest
 
 
-def page_of(text: dict, mixer: str) -> tuple[int, int] | None:
-    """The bytes of a block of a layer in 16 bits, and its window; None if it keeps no tokens."""
+def describe_page(text: dict, mixer: str) -> tuple[int, int] | None:
+    """Return the bytes of a layer's block and its window; None if the layer caches no tokens."""
     if mixer in ("linear_attention", "mamba", "conv", ""):
         return None
     if rank := text.get("kv_lora_rank"):
@@ -86,48 +89,57 @@ def page_of(text: dict, mixer: str) -> tuple[int, int] | None:
 
 
 def refusal(config: dict, arguments: list[str]) -> str:
-    """vLLM's words against a line, or "" where it takes it."""
-    given = flags(arguments)
-    cache = int(given["--kv-cache-memory-bytes"].removesuffix("G")) * GIB
-    said = given.get("--max-model-len")
+    """Return the start of vLLM's error message for a line, or "" if vLLM accepts the line."""
+    options = flags(arguments)
+    cache = int(options["--kv-cache-memory-bytes"].removesuffix("G")) * GIB
+
     text = find_text(config)
     if "type_vocab_size" in text or "encoder_layers" in text:
         return ""
-    length = serving.read_length(config) if said is None else 1 if said == "auto" else int(said)
-    if needed(config, length) > cache:
+    max_length = options.get("--max-model-len") or str(serving.read_length(config))
+    length = 1 if max_length == "auto" else int(max_length)
+    if count_cache_bytes(config, length) > cache:
         return f"To serve at least one request with the model's max seq len ({length})"
     return ""
 
 
+def list_lines(
+    machines: Iterable[int], monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[str, int], list[str]]:
+    """Return the arguments by model and machine, for the models that fit and start."""
+    lines = {}
+    for name, gib in product(ALL, machines):
+        line = find_arguments(name, gib, monkeypatch)
+        if line:
+            lines[name, gib] = line
+    return lines
+
+
 def test_vllm_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {
-        (name, gib): line
-        for name in ALL
-        for gib in MACHINES
-        if (line := line_of(name, gib, monkeypatch))
-    }
+    lines = list_lines(MACHINES, monkeypatch)
     assert len(lines) > 250
-    refused = {key: words for key, line in lines.items() if (words := refusal(ALL[key[0]], line))}
-    assert not refused
+    refusals = {key: refusal(ALL[key[0]], line) for key, line in lines.items()}
+    assert {key: message for key, message in refusals.items() if message} == {}
     # not every line needs the flag, and those that do would be refused without it
     short = {key: line for key, line in lines.items() if "--max-model-len" in line}
     assert 20 < len(short) < len(lines)
-    bare = {
-        key: [x for x in line if x not in ("--max-model-len", "auto")]
-        for key, line in short.items()
-    }
-    assert len([key for key, line in bare.items() if refusal(ALL[key[0]], line)]) > 20
+    refused = []
+    for (name, gib), line in short.items():
+        without_length = [x for x in line if x not in ("--max-model-len", "auto")]
+        if refusal(ALL[name], without_length):
+            refused.append((name, gib))
+    assert len(refused) > 20
 
 
 def test_a_cache_below_the_models_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lemonade-sdk/vllm-rocm#5: the line named no length, and vLLM refused it."""
-    line = line_of("Gemma-4-31B", 88, monkeypatch)
+    """lemonade-sdk/vllm-rocm#5: the line set no length, and vLLM refused to start."""
+    line = find_arguments("Gemma-4-31B", 88, monkeypatch)
     assert line and flags(line)["--max-model-len"] == "auto"
-    assert "--max-model-len" not in (line_of("Qwen3-8B", 88, monkeypatch) or [])
+    assert "--max-model-len" not in (find_arguments("Qwen3-8B", 88, monkeypatch) or [])
 
 
 @pytest.mark.parametrize(
-    ("said", "length"),
+    ("keys", "length"),
     [
         ({}, 131072),
         ({"max_position_embeddings": 4096}, 4096),
@@ -146,26 +158,21 @@ def test_a_cache_below_the_models_length(monkeypatch: pytest.MonkeyPatch) -> Non
         ),
     ],
 )
-def test_the_length_of_a_model(said: dict, length: int) -> None:
-    """As _get_and_verify_max_len of vllm/config/model.py derives it."""
-    assert serving.read_length(CONFIGS["Llama-3.1-8B"] | said) == length
+def test_the_length_of_a_model(keys: dict, length: int) -> None:
+    """_get_and_verify_max_len of vllm/config/model.py derives the same length."""
+    assert serving.read_length(CONFIGS["Llama-3.1-8B"] | keys) == length
 
 
-@pytest.mark.parametrize(("said", "length"), [("1000", 1000), ("1e30", 131072), ("{", 131072)])
-def test_a_tokenizer_may_shorten_a_model(said: str, length: int, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(f'{{"model_max_length": {said}}}')
+@pytest.mark.parametrize(("value", "length"), [("1000", 1000), ("1e30", 131072), ("{", 131072)])
+def test_a_tokenizer_may_shorten_a_model(value: str, length: int, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"model_max_length": {value}}}')
     assert serving.read_length(CONFIGS["Llama-3.1-8B"], tmp_path) == length
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
 @skip_without("transformers", "compressed_tensors", "xgrammar")
 def test_vllms_own_code_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {
-        (name, gib): line
-        for name in ALL
-        for gib in (int(os.environ.get("VLLM_LINES_GIB", "88")),)
-        if (line := line_of(name, gib, monkeypatch))
-    }
+    lines = list_lines([int(os.environ.get("VLLM_LINES_GIB", "88"))], monkeypatch)
     source = os.environ["VLLM_SOURCE"]
     paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
@@ -177,7 +184,6 @@ def test_vllms_own_code_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    refused = {
-        key: words for key, words in zip(lines, json.loads(done.stdout), strict=True) if words
-    }
+    messages = dict(zip(lines, json.loads(done.stdout), strict=True))
+    refused = {key: message for key, message in messages.items() if message}
     assert not refused, f"{len(refused)} of {len(lines)}"

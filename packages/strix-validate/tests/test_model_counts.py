@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The count of a model's weights against transformers' own classes, whatever is left out.
+"""Compare the counts of models' weights with transformers' own classes, also for missing keys.
 
-families.json has what transformers counts (tests/families.py makes it), and defaults.json what its
-classes assume; where transformers of that release is installed, both are made again.
+families.json has the counts of transformers (written by tests/families.py), and defaults.json the
+defaults of its classes. If that release of transformers is installed, a test collects the defaults
+again.
 """
 
 import json
@@ -18,12 +19,12 @@ from strix_validate.models.parts import find_encoders, find_text
 TESTS = Path(__file__).parent
 FAMILIES = json.loads((TESTS / "families.json").read_text())
 CONFIGS = FILES | SHAPES | THREADS
-#: Rounding of norms and biases, which are not counted, against tied heads counted twice: none.
+#: A count may exceed transformers' count by this factor.
 EXACT = 1.002
 
 
 def rows() -> list[tuple[str, dict, int]]:
-    """Each family's config with the parameters that transformers makes of it."""
+    """Return each family's configs with the number of parameters that transformers counts."""
     return [
         (kind, {"model_type": kind} | changes, total)
         for kind, counts in FAMILIES["families"].items()
@@ -32,7 +33,7 @@ def rows() -> list[tuple[str, dict, int]]:
 
 
 def count(config: dict) -> float | None:
-    """The parameters of a config, or nothing where it lacks a dimension."""
+    """Return the parameters of a config, or None if it lacks a dimension."""
     try:
         return model_memory.weights(config) / 2
     except (KeyError, TypeError, table.NoModel):
@@ -41,7 +42,7 @@ def count(config: dict) -> float | None:
 
 @pytest.mark.parametrize("kind", FAMILIES["families"])
 def test_a_lower_bound_is_never_more_than_the_truth(kind: str) -> None:
-    """Of each family whose count is called exact or a lower bound, not an estimate."""
+    """This holds for each family whose count is called exact or a lower bound, not an estimate."""
     for name, config, total in rows():
         if name == kind and model_memory.is_counted(config):
             counted = count(config)
@@ -50,7 +51,7 @@ def test_a_lower_bound_is_never_more_than_the_truth(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", table.read_table()["counted"])
 def test_counted_families_are_within_three_percent(kind: str) -> None:
-    """Of their text alone, in the config that says what its class derives."""
+    """Only the text model is counted, of the config with the keys that its class derives."""
     close = []
     for name, counts in FAMILIES["families"].items():
         changes, total, encoders = counts[-1]
@@ -62,21 +63,17 @@ def test_counted_families_are_within_three_percent(kind: str) -> None:
 
 
 def test_a_family_that_disagrees_is_an_estimate() -> None:
-    """Without the list, each of these would be given as a lower bound that is too high."""
-    wrong = {
-        kind
-        for kind, config, total in rows()
-        if (counted := count(config)) and counted > EXACT * total
-    }
-    assert {"gpt2", "bart", "falcon", "muse_spark"} & wrong
-    assert not any(model_memory.is_counted({"model_type": kind}) for kind in wrong)
+    """Called a lower bound instead of an estimate, each of these counts would be too high."""
+    too_high = {kind for kind, config, total in rows() if (count(config) or 0) > EXACT * total}
+    assert {"gpt2", "bart", "falcon", "muse_spark"} & too_high
+    assert not any(model_memory.is_counted({"model_type": kind}) for kind in too_high)
     result = answer.answer({"model_type": "muse_spark"}, None, None)
     assert result.is_estimate and result.weights_prefix == "perhaps "
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_key_that_is_missing_ends_the_command(name: str) -> None:
-    """Each key of each part, taken away in turn, leaves an answer or one clear message."""
+    """Without any one key of any part, the command gives an answer or one clear message."""
     for config in without_each_key(CONFIGS[name]):
         try:
             result = answer.answer(config, None, None)
@@ -87,7 +84,7 @@ def test_no_key_that_is_missing_ends_the_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_strange_value_ends_the_command(name: str) -> None:
-    """Each key of each part, with values that it cannot have."""
+    """With an impossible value of any key of any part, the command gives an answer or a message."""
     for config in with_strange_values(CONFIGS[name]):
         try:
             result = answer.answer(config, None, None)
@@ -97,7 +94,7 @@ def test_no_strange_value_ends_the_command(name: str) -> None:
 
 
 def with_strange_values(config: dict):
-    """The config with one of its values, or one of a part's, replaced."""
+    """Yield the config with one of its values, or one of a part's, replaced."""
     for key, value in config.items():
         for strange in (None, "x", -1, 2**70, [1], 1.5):
             yield {**config, key: strange}
@@ -106,7 +103,7 @@ def with_strange_values(config: dict):
 
 
 def without_each_key(config: dict):
-    """The config without one of its keys, or one of a part's."""
+    """Yield the config without one of its keys, or one of a part's."""
     for key, value in config.items():
         yield {k: v for k, v in config.items() if k != key}
         if isinstance(value, dict):
@@ -115,18 +112,18 @@ def without_each_key(config: dict):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_default_stands_for_a_key_that_is_missing(name: str) -> None:
-    """A size that the class assumes is counted, and one that nobody knows makes no answer up."""
+    """A missing key counts as the class's default."""
     config = CONFIGS[name]
     kind = str(config.get("model_type"))
     sizes = defaults.contents()["types"].get(kind, {}).get("keys", {})
     for key in sizes.keys() & config.keys():
         left_out = {k: v for k, v in config.items() if k != key}
-        said = {**left_out, key: sizes[key]}
-        assert count(left_out) == count(said), key
+        explicit = {**left_out, key: sizes[key]}
+        assert count(left_out) == count(explicit), key
 
 
 def test_an_encoder_that_leaves_keys_out() -> None:
-    """It was KeyError('intermediate_size'); the class of transformers says 4304."""
+    """Once, this raised KeyError('intermediate_size'). transformers' class has the default 4304."""
     config = SHAPES["Qwen3.6-35B-A3B"]
     short = config | {"vision_config": {"model_type": "qwen3_5_moe", "out_hidden_size": 2048}}
     assert model_memory.weights(short) == model_memory.weights(config)
@@ -134,13 +131,13 @@ def test_an_encoder_that_leaves_keys_out() -> None:
 
 
 def test_names_that_a_class_maps() -> None:
-    own = {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25}
-    text = find_text(own)
+    config = {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25}
+    text = find_text(config)
     assert (text["hidden_size"], text["num_hidden_layers"]) == (1600, 48)
     assert text["max_position_embeddings"] == 1024
 
 
-#: Hybrid models: how a file says which layers attend, and how many do.
+#: Hybrid models by the key that names the attention layers: model_type, keys, attention layers.
 PATTERNS = {
     "hybrid_override_pattern": ("nemotron_h", {"hybrid_override_pattern": "MEM*EM-"}, 1),
     "layers_block_type": ("nemotron_h", {"layers_block_type": ["mamba", "attention", "moe"]}, 1),
@@ -177,7 +174,7 @@ def test_patterns_of_hybrid_models(name: str) -> None:
 
 
 def test_nemotron_fits_where_it_does() -> None:
-    """It was 190.6 GiB at least, as if each layer had experts; the files have 63 GB."""
+    """Once, this was "at least 190.6 GiB", as if each layer had experts. The files have 63 GB."""
     config = THREADS["Nemotron-3-Nano-30B-A3B"]
     assert model_memory.weights(config) / 1e9 == pytest.approx(63.2, rel=0.005)
     assert model_memory.uncounted(config) == []
@@ -196,7 +193,7 @@ def test_unknown_layers_count_as_nothing() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["Llama-3.1-8B", "Qwen3-30B-A3B"])
 def test_a_format_takes_no_more_than_its_weights(name: str, form: str) -> None:
-    """No format's count exceeds that of 16 bits, nor goes below a quarter of a byte a weight."""
+    """A format's count is at most that of 16 bits, and at least a quarter of a byte per weight."""
     config = FILES[name]
     full = model_memory.weights(config)
     packed = model_memory.weights(config | {"quantization_config": FORMATS[form]})
@@ -204,7 +201,7 @@ def test_a_format_takes_no_more_than_its_weights(name: str, form: str) -> None:
 
 
 def test_the_text_of_an_omni_model() -> None:
-    """It was "no attention heads"; vLLM serves the thinker."""
+    """Once, the message was "no attention heads". vLLM serves the thinker."""
     result = answer.answer(THREADS["Qwen3-Omni-30B-A3B"], None, None)
     assert result.token == 48 * 2 * 2 * 4 * 128 and result.weights_prefix == "at least "
     assert result.uncounted == ["the encoder of sound"] and not result.is_estimate
@@ -212,7 +209,7 @@ def test_the_text_of_an_omni_model() -> None:
 
 
 def installed() -> str:
-    """The release of transformers that is here, or ""."""
+    """Return the installed release of transformers, or ""."""
     try:
         return version("transformers")
     except PackageNotFoundError:

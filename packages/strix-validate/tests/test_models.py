@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""strix-validate models: the table against vLLM's own code, the page against the table, bad input.
+"""`strix-validate models`: compare its table with vLLM's code and the page, and give bad input.
 
-Set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches, in an environment that has
-vLLM's requirements, to compare with its code. The last result is in
+To compare with vLLM's code, set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches,
+in an environment that has vLLM's requirements. The last result is in
 docs/evidence/2026-11-23-models.md.
 """
 
@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import hosts
@@ -26,19 +27,18 @@ from typer.testing import CliRunner
 
 FOLDER = Path(__file__).parent / "configs"
 CHECKOUT = Path(__file__).parents[3]
-#: With every format as well: dense, experts, and linear attention with experts.
+#: Models that are tested with each format: dense, experts, and linear attention with experts.
 EACH_FORMAT = ("Llama-3.1-8B", "Qwen3-30B-A3B", "Qwen3-Next-80B-A3B")
 CASES = (
     CONFIGS
     | {
-        f"{name}, {form}": CONFIGS[name] | {"quantization_config": said}
-        for name in EACH_FORMAT
-        for form, said in FORMATS.items()
+        f"{name}, {form}": CONFIGS[name] | {"quantization_config": FORMATS[form]}
+        for name, form in product(EACH_FORMAT, FORMATS)
     }
     | {name: config for name, config in SHAPES.items() if table.was_compared(config)}
     | THREADS
 )
-#: Checks that prove something on a GPU alone.
+#: Groups of checks that prove something only on a GPU.
 ON_A_GPU = ("conv", "gemm", "sdpa")
 #: GiB of parameters that vLLM 0.33.0 allocates.
 ALLOCATES = {
@@ -81,54 +81,49 @@ ALLOCATES = {
 }
 
 
-def differences(config: dict, said: dict) -> list[str]:
-    """Where vLLM's answer is not what the table's rows say."""
+def list_differences(config: dict, answer: dict) -> list[str]:
+    """Return the differences between vLLM's answer and the rows of the table."""
     rows = table.find_rows(config)
-    # what is chosen and then refused is refused by a device, which vLLM does not see here
+    # a row that is chosen and then refused is refused by the device, which is missing here
     if refused := [row.refused for row in rows if row.refused and not row.chosen]:
-        return [words for words in refused if words not in said.get("error", "")]
+        return [words for words in refused if words not in answer.get("error", "")]
     expected: dict[str, set[str]] = {}
     for row in rows:
         expected.setdefault(row.part, set()).add(row.chosen)
-    chosen = {part: set(names) for part, names in said.get("chosen", {}).items()}
+    chosen = {part: set(names) for part, names in answer.get("chosen", {}).items()}
     parts = expected.keys() | chosen.keys()
-    wrong = [part for part in parts if expected.get(part) != chosen.get(part)]
-    return [f"{part}: {chosen.get(part)}" for part in wrong] + list(
-        filter(None, [said.get("error")])
-    )
+    different = [part for part in parts if expected.get(part) != chosen.get(part)]
+    messages = [f"{part}: {chosen.get(part)}" for part in different]
+    return messages + [answer["error"]] * bool(answer.get("error"))
 
 
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
 @skip_without("transformers", "compressed_tensors", "xgrammar")
 def test_the_table_is_what_vllm_chooses() -> None:
     answers = choose.ask(list(CASES.values()), Path(os.environ["VLLM_SOURCE"]).resolve())
-    wrong = {
-        name: found
-        for (name, config), said in zip(CASES.items(), answers, strict=True)
-        if (found := differences(config, said))
-    }
-    assert not wrong
-    said = dict(zip(CASES, answers, strict=True))
-    assert {n: round(said[n]["parameters"] / 2**30, 2) for n in ALLOCATES} == ALLOCATES
-    used = {row for config in CASES.values() for row in table.find_rows(config)}
-    own = {row for row in table.read_rows() if row.part != "images"}
-    assert own <= used, "a row that no model here has"
+    answers_by_case = dict(zip(CASES, answers, strict=True))
+    differences = {name: list_differences(CASES[name], answers_by_case[name]) for name in CASES}
+    assert {name: messages for name, messages in differences.items() if messages} == {}
+    assert {n: round(answers_by_case[n]["parameters"] / 2**30, 2) for n in ALLOCATES} == ALLOCATES
+    used_rows = {row for config in CASES.values() for row in table.find_rows(config)}
+    rows = {row for row in table.read_rows() if row.part != "images"}
+    assert rows <= used_rows, "a row that no model here has"
 
 
 def test_a_wrong_row_is_found() -> None:
-    right = {"chosen": {"attention": ["TRITON_ATTN"], "linear": ["UnquantizedLinearMethod"]}}
+    correct = {"chosen": {"attention": ["TRITON_ATTN"], "linear": ["UnquantizedLinearMethod"]}}
     llama = CONFIGS["Llama-3.1-8B"]
-    assert differences(llama, right) == []
-    assert differences(llama, {"chosen": right["chosen"] | {"attention": ["ROCM_ATTN"]}})
-    assert differences(llama, {"chosen": right["chosen"] | {"experts": ["TritonExperts"]}})
-    assert differences(llama, {"error": "no backend"})
-    assert differences(CASES["Llama-3.1-8B, fp8"], right)
+    assert list_differences(llama, correct) == []
+    assert list_differences(llama, {"chosen": correct["chosen"] | {"attention": ["ROCM_ATTN"]}})
+    assert list_differences(llama, {"chosen": correct["chosen"] | {"experts": ["TritonExperts"]}})
+    assert list_differences(llama, {"error": "no backend"})
+    assert list_differences(CASES["Llama-3.1-8B, fp8"], correct)
 
 
 def test_every_check_of_the_table_exists() -> None:
-    known = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
+    existing = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
     named = {name for row in table.read_rows() for name in row.checks}
-    assert named and not named - known
+    assert named and not named - existing
     assert {name.partition("/")[0] for name in named} == {*table.PROVES, *ON_A_GPU}
 
 
@@ -151,8 +146,8 @@ def test_page_and_table_agree() -> None:
     assert records and all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
 
 
-#: Of models of 2026, in billions of parameters: as the publisher says, and as transformers 5.24's
-#: class makes of the same file, without its head for further tokens.
+#: Billions of parameters of models of 2026: the publisher's number, and the count of transformers
+#: 5.24's class for the same file, without its head for multi-token prediction.
 PARAMETERS = {
     "Qwen3.5-122B-A10B": (122, 122.563),
     "Qwen3.6-35B-A3B": (35, 35.107),
@@ -178,21 +173,22 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_model_of_2026_ends_the_command(name: str) -> None:
-    """It raised KeyError where no layer is dense; a format or a part that is not known is said."""
+    """Once, a model without dense layers raised KeyError. An unknown format or part is named."""
     assert name in PARAMETERS
-    found = command.answer(SHAPES[name], None, None)
-    said = "\n".join(command.describe("NAME", found, Tree()))
-    assert bool(found.refusal) == (name == "GLM-5")  # docs/evidence/2026-11-26-vllm-by-hand.md
-    weights = f"{found.weights / 2**30:.1f} GiB of weights"
-    assert (found.refusal or weights) in said and "at least" not in said
+    answer = command.answer(SHAPES[name], None, None)
+    text = "\n".join(command.describe("NAME", answer, Tree()))
+    assert bool(answer.refusal) == (name == "GLM-5")  # docs/evidence/2026-11-26-vllm-by-hand.md
+    weights = f"{answer.weights / 2**30:.1f} GiB of weights"
+    assert (answer.refusal or weights) in text and "at least" not in text
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_those_that_are_published(name: str) -> None:
     packed = ("quantization_config", "expert_dtype")
     config = {key: value for key, value in (CONFIGS | SHAPES)[name].items() if key not in packed}
-    counted, (published, built) = model_memory.weights(config) / 2e9, PARAMETERS[name]
-    assert counted == pytest.approx(built, rel=0.002)
+    counted = model_memory.weights(config) / 2e9
+    published, in_transformers = PARAMETERS[name]
+    assert counted == pytest.approx(in_transformers, rel=0.002)
     assert counted == pytest.approx(published, rel=0.02)
     assert model_memory.uncounted(config) == []
 
@@ -205,22 +201,22 @@ def test_weights_are_what_vllm_allocates(name: str) -> None:
 def test_mamba_layers_are_named_and_need_no_cache() -> None:
     config = SHAPES["Granite-4.0-H-Small"]
     assert model_memory.cache_of_token(config) == 4 * 4 * 8 * 128
-    found = command.answer(config, None, None)
-    assert "36 layers of mamba" in "\n".join(command.describe("NAME", found, Tree()))
+    answer = command.answer(config, None, None)
+    assert "36 layers of mamba" in "\n".join(command.describe("NAME", answer, Tree()))
 
 
-#: What Qwen4's config.json has beside Qwen3.5's: nothing here counts it.
+#: Keys of Qwen4's config.json that Qwen3.5's lacks: the count leaves their parameters out.
 QWEN_4 = {"hc_count": 4, "hc_lowrank": 320, "ngram_size": 3, "ngram_vocab_size_base": 20_000_000}
 
 
 def test_what_is_not_counted_makes_a_lower_bound() -> None:
     config = SHAPES["Qwen3.6-35B-A3B"]
-    found = command.answer(config | {"text_config": config["text_config"] | QWEN_4}, None, None)
-    said = "\n".join(command.describe("NAME", found, Tree()))
-    assert "at least 65.4 GiB" in said and "without the parts sized by hc_lowrank" in said
-    assert len(found.uncounted) == len(QWEN_4)
-    found = command.answer(config | {"audio_config": {"hidden_size": 1}}, None, None)
-    assert found.uncounted == ["the encoder of sound"]
+    answer = command.answer(config | {"text_config": config["text_config"] | QWEN_4}, None, None)
+    text = "\n".join(command.describe("NAME", answer, Tree()))
+    assert "at least 65.4 GiB" in text and "without the parts sized by hc_lowrank" in text
+    assert len(answer.uncounted) == len(QWEN_4)
+    answer = command.answer(config | {"audio_config": {"hidden_size": 1}}, None, None)
+    assert answer.uncounted == ["the encoder of sound"]
 
 
 @pytest.mark.parametrize(
@@ -236,36 +232,36 @@ def test_what_is_not_counted_makes_a_lower_bound() -> None:
     ],
 )
 def test_tiles_of_experts(name: str, words: str, tmp_path: Path) -> None:
-    """Which tables exist is vLLM's source with the recipe's patches, where there is one."""
+    """With VLLM_SOURCE set, the tables of vLLM's source with the recipe's patches give the same."""
     config = (CASES | SHAPES)[name]
-    found = table.describe_tiles(config)
-    assert found.startswith(words) and bool(found) == bool(words)
+    tiles = table.describe_tiles(config)
+    assert tiles.startswith(words) and bool(tiles) == bool(words)
     assert table.describe_tiles(config, tmp_path).startswith("vLLM's defaults" if words else "")
     if source := os.environ.get("VLLM_SOURCE"):
-        assert table.describe_tiles(config, Path(source)) == found
+        assert table.describe_tiles(config, Path(source)) == tiles
 
 
 @pytest.mark.parametrize(("kind", "heads"), [("llama", 2), ("gemma3_text", 1)])
 def test_a_head_of_its_own_is_counted_where_the_file_does_not_say(kind: str, heads: int) -> None:
     config = dict(CONFIGS["Llama-3.1-8B"], model_type=kind)
-    own = model_memory.weights(config | {"tie_word_embeddings": False})
+    untied = model_memory.weights(config | {"tie_word_embeddings": False})
     tied = model_memory.weights(config | {"tie_word_embeddings": True})
     config.pop("tie_word_embeddings", None)
-    assert model_memory.weights(config) == (own if heads == 2 else tied)
+    assert model_memory.weights(config) == (untied if heads == 2 else tied)
 
 
 def test_vllm_is_asked_about_a_format_that_the_table_has_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = CONFIGS["Llama-3.1-8B"] | {"quantization_config": {"quant_method": "new"}}
-    found = command.answer(config, None, None)
-    assert found.refusal == "Unknown quantization method: new"
-    assert "take              4 bits" in "\n".join(command.describe("NAME", found, Tree()))
-    answered = {"chosen": {"linear": ["Some"]}, "parameters": 5 << 30}
-    monkeypatch.setattr(choose, "ask", lambda configs, source: [answered])
+    answer = command.answer(config, None, None)
+    assert answer.refusal == "Unknown quantization method: new"
+    assert "take              4 bits" in "\n".join(command.describe("NAME", answer, Tree()))
+    vllm_answer = {"chosen": {"linear": ["Some"]}, "parameters": 5 << 30}
+    monkeypatch.setattr(choose, "ask", lambda configs, source: [vllm_answer])
     monkeypatch.setattr("strix_validate.vllm.source.version", lambda source: "0.33.0")
-    found = command.answer(config, None, tmp_path)
-    text = "\n".join(command.describe("NAME", found, Tree()))
+    answer = command.answer(config, None, tmp_path)
+    text = "\n".join(command.describe("NAME", answer, Tree()))
     assert "Some: not in the table" in text and "5.0 GiB of weights, 128 KiB of KV" in text
 
 
@@ -276,8 +272,8 @@ def test_files_count_before_dimensions(tmp_path: Path) -> None:
     assert model_memory.weights_of_files(tmp_path) == 123
     (tmp_path / "a.safetensors").write_bytes(b"1234")
     assert model_memory.weights_of_files(tmp_path) == 4
-    found = command.answer(CONFIGS["Llama-3.1-8B"], tmp_path, None)
-    assert (found.weights, found.token) == (4, 32 * 2 * 8 * 128 * 2)
+    answer = command.answer(CONFIGS["Llama-3.1-8B"], tmp_path, None)
+    assert (answer.weights, answer.token) == (4, 32 * 2 * 8 * 128 * 2)
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -294,7 +290,7 @@ needs_table = pytest.mark.skipif(bool(find_spec("vllm")), reason="vLLM answers, 
 
 
 def test_another_gpu_is_not_answered_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only vLLM's own code does."""
+    """Only vLLM's own code gives answers about other GPUs."""
     monkeypatch.setattr(table, "TARGET", "gfx1150")
     with pytest.raises(table.NoModel, match="for gfx1151, not gfx1150"):
         command.answer(CONFIGS["Llama-3.1-8B"], None, None)
@@ -304,21 +300,21 @@ def test_another_gpu_is_not_answered_by_the_table(monkeypatch: pytest.MonkeyPatc
 
 @needs_table
 def test_command_says_backend_proof_and_memory() -> None:
-    status, said = run(FOLDER / "Qwen3-30B-A3B.json")
+    status, output = run(FOLDER / "Qwen3-30B-A3B.json")
     assert status == 0
-    assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in said
-    assert "TritonExperts: compiled, interpreted, emulated (16 bits)" in said
-    assert "56.9 GiB of weights, 96 KiB of KV cache per token" in said
-    status, said = run(FOLDER / "Qwen3-30B-A3B.json", "--json")
-    assert status == 0 and json.loads(said)["parts"]["experts"] == ["TritonExperts"]
+    assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in output
+    assert "TritonExperts: compiled, interpreted, emulated (16 bits)" in output
+    assert "56.9 GiB of weights, 96 KiB of KV cache per token" in output
+    status, output = run(FOLDER / "Qwen3-30B-A3B.json", "--json")
+    assert status == 0 and json.loads(output)["parts"]["experts"] == ["TritonExperts"]
 
 
 @needs_table
 @pytest.mark.parametrize(("form", "words"), [("fp8", "FP8 in blocks"), ("gguf", "llama.cpp")])
 def test_command_fails_where_vllm_refuses(form: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CASES[f"Llama-3.1-8B, {form}"]))
-    status, said = run(tmp_path)
-    assert status == 1 and "does not start" in said and words in said
+    status, output = run(tmp_path)
+    assert status == 1 and "does not start" in output and words in output
 
 
 def test_flags_are_the_doctors(tmp_path: Path) -> None:
@@ -328,30 +324,30 @@ def test_flags_are_the_doctors(tmp_path: Path) -> None:
     assert "vllm serve NAME --gpu-memory-utilization 0.9" in here and "tokens" in here
     large = command.answer(CONFIGS["Qwen3-Next-80B-A3B"], None, None)
     assert "does not fit" in command.describe("NAME", large, tree)[-1]
-    other = command.answer(CONFIGS["Llama-3.1-8B"] | {"architectures": ["New"]}, None, None)
-    assert "a guess" in command.describe("NAME", other, tree)[1]
+    unknown = command.answer(CONFIGS["Llama-3.1-8B"] | {"architectures": ["New"]}, None, None)
+    assert "a guess" in command.describe("NAME", unknown, tree)[1]
 
 
 @needs_table
 def test_a_name_is_found_in_the_cache(tmp_path: Path) -> None:
-    status, said = run("Qwen/Qwen3-8B")
-    assert status == 2 and "hf download Qwen/Qwen3-8B config.json" in said and "gated" in said
+    status, output = run("Qwen/Qwen3-8B")
+    assert status == 2 and "hf download Qwen/Qwen3-8B config.json" in output and "gated" in output
     folder = tmp_path / "cache/hub/models--Qwen--Qwen3-8B/snapshots/abc"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIGS["Qwen3-8B"]))
     assert run("Qwen/Qwen3-8B")[0] == 0
 
 
-def header(shapes: dict[str, list[int]], behind: int = 1 << 20) -> bytes:
-    """A file of safetensors, its numbers zeros."""
+def header(shapes: dict[str, list[int]], data_bytes: int = 1 << 20) -> bytes:
+    """Return a safetensors file whose numbers are zeros."""
     tensors = {name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}
     text = json.dumps({"__metadata__": {}, **tensors}).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(behind)
+    return len(text).to_bytes(8, "little") + text + bytes(data_bytes)
 
 
 @pytest.fixture
 def flux(tmp_path: Path) -> Path:
-    """A folder in diffusers' layout: two files of a transformer, a decoder in two types."""
+    """Make a folder in diffusers' layout: a transformer in two files, a decoder in two dtypes."""
     index = {
         "_class_name": "FluxPipeline",
         "_diffusers_version": "0.37.0",
@@ -373,13 +369,13 @@ def flux(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_diffusers(flux: Path) -> None:
-    status, said = run(flux)
-    assert status == 0 and "FluxPipeline, which diffusers runs" in said
-    assert "native: emulated by hand" in said
-    assert "flash: compiled, interpreted, emulated" in said
-    status, said = run(flux, "--json")
+    status, output = run(flux)
+    assert status == 0 and "FluxPipeline, which diffusers runs" in output
+    assert "native: emulated by hand" in output
+    assert "flash: compiled, interpreted, emulated" in output
+    status, output = run(flux, "--json")
     sizes = {"transformer": 2 * (512 * 1024 + 1024 + 1), "scheduler": 0, "vae": 30}
-    assert status == 0 and json.loads(said)["weights"] == sizes
+    assert status == 0 and json.loads(output)["weights"] == sizes
     for file in flux.glob("*/*.safetensors"):
         file.unlink()
     assert "no safetensors files to count" in run(flux)[1]
@@ -387,8 +383,10 @@ def test_a_folder_of_diffusers(flux: Path) -> None:
 
 def test_images_fit_or_not(tmp_path: Path) -> None:
     tree = Tree(hosts.make(tmp_path, {}))
-    here = [diffusion.Pipeline("FluxPipeline", {"transformer": n << 30}) for n in (22, 200)]
-    small, large = (diffusion.describe("NAME", one, tree).splitlines()[-1] for one in here)
+    pipelines = [diffusion.Pipeline("FluxPipeline", {"transformer": n << 30}) for n in (22, 200)]
+    small, large = (
+        diffusion.describe("NAME", pipeline, tree).splitlines()[-1] for pipeline in pipelines
+    )
     assert " fits: " in small and "does not fit" in large
 
 
@@ -410,11 +408,11 @@ def test_images_fit_or_not(tmp_path: Path) -> None:
 )
 def test_a_damaged_folder_of_diffusers(flux: Path, name: str, data: bytes, words: str) -> None:
     (flux / name).write_bytes(data)
-    status, said = run(flux)
-    assert status == 2 and words in said and "Traceback" not in said
+    status, output = run(flux)
+    assert status == 2 and words in output and "Traceback" not in output
 
 
-#: name: (the text of config.json, or what is changed in Llama's, what is said)
+#: name: (the text of config.json or the changes to Llama's, part of the message)
 BAD: dict[str, tuple[str | dict, str]] = {
     "no text": ("{", "config.json"),
     "a list": ("[]", "not a config.json"),
@@ -441,8 +439,8 @@ def test_bad_input_gives_one_message(name: str, tmp_path: Path) -> None:
     if isinstance(text, dict):
         text = json.dumps(CONFIGS["Llama-3.1-8B"] | text)
     (tmp_path / "config.json").write_text(text)
-    status, said = run(tmp_path)
-    assert status == 2 and words in said and "Traceback" not in said
+    status, output = run(tmp_path)
+    assert status == 2 and words in output and "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -454,5 +452,5 @@ def test_bad_input_gives_one_message(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_model(argument: str, words: str, tmp_path: Path) -> None:
-    status, said = run(tmp_path / argument)
-    assert status == 2 and words in said
+    status, output = run(tmp_path / argument)
+    assert status == 2 and words in output

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of a size, as a whole, against a kernel with one fault at a time.
+"""Run all checks of a size against a kernel with one fault at a time.
 
-tiled.Kernel stands behind scaled_dot_product_attention and flash-attn's functions. Right, it passes
-every check; with any fault, one fails. test_faults has what such a kernel cannot do. All sizes that
-a CPU can hold: python tests/test_planted.py full
+tiled.Kernel replaces the kernels of scaled_dot_product_attention and flash-attn. Without a fault it
+passes every check; with any fault, at least one check fails. test_faults.py has faults that such a
+kernel cannot have. To run all sizes that fit on a CPU: python tests/test_planted.py full
 """
 
 import sys
@@ -22,8 +22,9 @@ from strix_validate.checks import Check, Result, RunOptions, Size, State
 from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
 
-HALF = torch.float16  # for a field that only asks whether sums are kept in 16 bits
-#: name: (what is wrong with tiled.Kernel, the check that is there for it, or "" for the first one)
+HALF = torch.float16  # the dtype of sums in kernels that sum in 16 bits
+#: name: (fields of tiled.Kernel, the start of the name of the check that was written for the fault;
+#: "" for any check)
 FAULTS: dict[str, tuple[dict, str]] = {
     "scale off by 1 %": ({"scale": 1.01}, ""),
     "causal sees one key more": ({"diagonal": 1}, "causal"),
@@ -134,7 +135,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "a first maximum of -100": ({"first_maximum": -100.0}, "low"),
     "keys shut out by -500": ({"shut_out": -500.0}, "low"),
     "dropout of causal calls not scaled": ({"causal_keep": False}, "dropout"),
-    # of two arguments together, which only the combined shapes have
+    # faults of two arguments together, which only the combined shapes have
     "masks ignored with dropout": ({"mask_without_dropout": True}, "pairs"),
     "a mask's head taken for that of keys": ({"mask_by_key_head": True}, "pairs"),
     "a slice of a mask read as a whole": ({"mask_contiguous": True}, "pairs"),
@@ -144,7 +145,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "narrower values shifted where heads share them": ({"narrow_in_groups": True}, "pairs"),
     "a second backward adds to the first one": ({"accumulates": True}, "pairs"),
     "a gradient of a shared mask, of one sequence alone": ({"dmask_of_first": True}, "pairs"),
-    # of large batches, a second block, and arguments that no other check passes
+    # faults of large batches, of a second block, and of arguments that no other check passes
     "sequences behind the 32nd left out": ({"most_sequences": 32}, "batch-33"),
     "heads behind the 64th left out": ({"most_heads": 64}, "heads-72"),
     "gradients of keys behind the 256th left out above head dim 128": (
@@ -178,7 +179,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
         "layer-Llama-3.2-3B-varlen",
     ),
 }
-#: Of these, also where only inference has the fault.
+#: Faults that are planted a second time in inference alone.
 INFERENCE = (
     "scale off by 1 %",
     "causal sees one key more",
@@ -192,12 +193,12 @@ FAULTS |= {
     f"inference: {name}": ({"inference": tuple(FAULTS[name][0].items())}, FAULTS[name][1])
     for name in INFERENCE
 }
-#: Those that quick does not catch.
+#: Faults that only full checks catch.
 AT_FULL = ("batch times heads above 65535 left out", "tokens behind the 65536th left out")
 
 
 class Attention(torch.autograd.Function):
-    """torch's interface to a kernel; the fault stale_out needs the output of the call before."""
+    """torch's interface to a kernel. It keeps the previous output for the fault stale_out."""
 
     last: torch.Tensor | None = None
 
@@ -218,18 +219,18 @@ class Attention(torch.autograd.Function):
         stale = ctx.stale if ctx.stale is not None and ctx.stale.shape == size else None
         stale = torch.zeros(size) if stale is None else stale
         needs = "".join(n for n, x in zip("qkv", ctx.needs_input_grad[2:5], strict=True) if x)
-        found = ctx.kernel(q, k, v, grad_out, stale=stale, needs=needs, **ctx.options)
+        gradients = ctx.kernel(q, k, v, grad_out, stale=stale, needs=needs, **ctx.options)
         ctx.rounds += 1
         if ctx.kernel.accumulates:
-            found["dq"] *= ctx.rounds
+            gradients["dq"] *= ctx.rounds
         dmask = None
         if ctx.needs_input_grad[5]:
-            dmask = found["dmask"]
+            dmask = gradients["dmask"]
             size = ctx.options["mask"].shape
             if ctx.kernel.dmask_of_first and size[0] == 1:
                 dmask[1:] = 0
             dmask = dmask.sum_to_size(size)
-        return None, None, found["dq"], found["dk"], found["dv"], dmask
+        return None, None, gradients["dq"], gradients["dk"], gradients["dv"], dmask
 
 
 def route(kernel: tiled.Kernel):
@@ -250,8 +251,8 @@ def route(kernel: tiled.Kernel):
     return call
 
 
-def dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict, alibi=None) -> dict:
-    """The kernel for tensors in flash-attn's layout."""
+def run_dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict, alibi=None) -> dict:
+    """Run the kernel for tensors in flash-attn's layout."""
     named = {
         "scale": options.get("softmax_scale"),
         "alibi": None if alibi is None else alibi.expand(q.shape[0], -1),
@@ -260,40 +261,43 @@ def dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict, alibi=None) ->
         "softcap": options.get("softcap", 0.0),
     }
     swapped = [None if x is None else x.transpose(1, 2) for x in (q, k, v, grad_out)]
-    found = kernel(*swapped, stale=torch.zeros(swapped[0].shape), **named)
-    found.pop("dmask", None)
-    return {name: x if name == "lse" else x.transpose(1, 2) for name, x in found.items()}
+    results = kernel(*swapped, stale=torch.zeros(swapped[0].shape), **named)
+    results.pop("dmask", None)
+    return {name: x if name == "lse" else x.transpose(1, 2) for name, x in results.items()}
 
 
-def unpacked(kernel: tiled.Kernel, tensors: dict, axis: int) -> dict:
-    """q, k and v, of one tensor or several."""
-    found = dict(tensors)
+def unpack(kernel: tiled.Kernel, tensors: dict, axis: int) -> dict:
+    """Return the tensors with q, k and v unpacked, if they are in one tensor."""
+    tensors_by_name = dict(tensors)
     for name in ("kv", "qkv"):
-        if name in found:
-            found |= dict(zip(name, found.pop(name).unbind(axis), strict=True))
+        if name in tensors_by_name:
+            tensors_by_name |= dict(zip(name, tensors_by_name.pop(name).unbind(axis), strict=True))
             if kernel.swapped_pack:
                 first, second = kernel.swapped_pack
-                found[first], found[second] = found[second], found[first]
-    return found
+                tensors_by_name[first], tensors_by_name[second] = (
+                    tensors_by_name[second],
+                    tensors_by_name[first],
+                )
+    return tensors_by_name
 
 
-def repacked(found: dict, tensors: dict, axis: int) -> dict:
-    """What was found, with the gradients of the tensors that were given."""
+def pack_gradients(results: dict, tensors: dict, axis: int) -> dict:
+    """Return the results with the gradients of packed tensors."""
     names = [name for name in ("kv", "qkv") if name in tensors]
-    return found | {f"d{n}": torch.stack([found[f"d{x}"] for x in n], axis) for n in names}
+    return results | {f"d{n}": torch.stack([results[f"d{x}"] for x in n], axis) for n in names}
 
 
-def packed(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict:
+def run_varlen(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict:
     if kernel.group_rounded_packed:
         kernel = replace(kernel, group_rounded=True)
-    whole, tensors = tensors, unpacked(kernel, tensors, 1)
+    given, tensors = tensors, unpack(kernel, tensors, 1)
     q, k, v = (tensors[name] for name in "qkv")
     both = tensors.get("cu_seqlens")
     starts_q, starts_k = (tensors.get(f"cu_seqlens_{name}", both).tolist() for name in "qk")
     starts = [*zip(starts_q, starts_k, starts_q[1:], starts_k[1:], strict=False)]
     starts = starts[: kernel.most_sequences]
-    found = {"out": torch.zeros_like(q), "lse": torch.zeros(q.shape[1], len(q))}
-    found |= {f"d{name}": torch.zeros_like(tensors[name]) for name in "qkv"}
+    results = {"out": torch.zeros_like(q), "lse": torch.zeros(q.shape[1], len(q))}
+    results |= {f"d{name}": torch.zeros_like(tensors[name]) for name in "qkv"}
     moved = 0
     for q0, k0, q1, k1 in starts:
         rows, keys = slice(q0, q1), slice(k0, k1)
@@ -304,20 +308,20 @@ def packed(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict
         if q1 == q0 or keys.stop <= keys.start:
             continue
         parts = (x[None] for x in (q[rows], k[keys], v[keys], grad_out[rows]))
-        one = dense(kernel, *parts, options)
+        sequence = run_dense(kernel, *parts, options)
         rows = slice(q0 - moved, q1 - moved)
         for name in ("out", "dq"):
-            found[name][rows] = one[name][0]
-        found["lse"][:, rows] = one["lse"][0]
-        found["dk"][keys], found["dv"][keys] = one["dk"][0], one["dv"][0]
-    found["out"][kernel.most_tokens :] = 0
-    return repacked(found, whole, 1)
+            results[name][rows] = sequence[name][0]
+        results["lse"][:, rows] = sequence["lse"][0]
+        results["dk"][keys], results["dv"][keys] = sequence["dk"][0], sequence["dv"][0]
+    results["out"][kernel.most_tokens :] = 0
+    return pack_gradients(results, given, 1)
 
 
-def cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
+def run_cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
     if {"block_table", "cache_leftpad"} & tensors.keys():
         raise NotImplementedError
-    found = {name: x.clone() for name, x in tensors.items()}
+    results = {name: x.clone() for name, x in tensors.items()}
     count = len(tensors["q"])
     rows = tensors.get("cache_batch_idx", torch.arange(count)).tolist()
     lengths = tensors.get("cache_seqlens", torch.full((count,), options.get("cache_seqlens", 0)))
@@ -326,22 +330,22 @@ def cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
     parts = []
     for i, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
         end = length + (tensors["k"].shape[1] if "k" in tensors else 0)
-        own = dict(tensors)
+        row_tensors = dict(tensors)
         if "rotary_cos" in tensors:
             start = length if kernel.rotary_offset else 0
             for name in ("q", "k") if kernel.rotary_keys else ("q",):
                 turned = turn(kernel, tensors[name][i].float(), tensors, start, options, name)
-                own[name] = turned.to(tensors[name].dtype)[None].expand(count, -1, -1, -1)
+                row_tensors[name] = turned.to(tensors[name].dtype)[None].expand(count, -1, -1, -1)
         for name in ("k", "v") if "k" in tensors else ():
-            found[f"{name}_cache"][row, length:end] = own[name][i]
-        keys, values = (found[f"{name}_cache"][row, None, :end] for name in "kv")
-        parts.append(dense(kernel, own["q"][i, None], keys, values, None, options))
+            results[f"{name}_cache"][row, length:end] = row_tensors[name][i]
+        keys, values = (results[f"{name}_cache"][row, None, :end] for name in "kv")
+        parts.append(run_dense(kernel, row_tensors["q"][i, None], keys, values, None, options))
     names = ("out", "lse") if options.get("return_softmax_lse") else ("out",)
-    return found | {name: torch.cat([part[name] for part in parts]) for name in names}
+    return results | {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
 def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict, name: str):
-    """x (tokens, heads, lanes) turned as flash-attn's rotary does, as complex numbers."""
+    """Return x (tokens, heads, lanes) with flash-attn's rotary embedding, by complex numbers."""
     # queries that are not causal have one position
     is_one = name == "q" and not options["causal"] and not kernel.rotary_one_by_one
     count = 1 if is_one else len(x)
@@ -353,8 +357,8 @@ def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict, name
     turned = torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None]
     pairs = torch.view_as_real(turned)
     both = (pairs if neighbours else pairs.transpose(-2, -1)).flatten(-2)
-    rest = x[..., lanes:] if kernel.rotary_rest else torch.zeros_like(x[..., lanes:])
-    return torch.cat([both, rest], -1)
+    remaining = x[..., lanes:] if kernel.rotary_rest else torch.zeros_like(x[..., lanes:])
+    return torch.cat([both, remaining], -1)
 
 
 def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
@@ -363,18 +367,18 @@ def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
         return triton_modes.CallAnswer({"differing": torch.tensor(float(call.repeats - 1))})
     if call.name == "flash_attn_with_kvcache":
         try:
-            return triton_modes.CallAnswer(cached(kernel, tensors, options))
+            return triton_modes.CallAnswer(run_cached(kernel, tensors, options))
         except NotImplementedError:
             return triton_modes.CallAnswer(error=("NotImplementedError", ""))
     if "varlen" in call.name:
-        return triton_modes.CallAnswer(packed(kernel, tensors, call.grad_out, options))
-    whole, tensors = tensors, unpacked(kernel, tensors, 2)
+        return triton_modes.CallAnswer(run_varlen(kernel, tensors, call.grad_out, options))
+    given, tensors = tensors, unpack(kernel, tensors, 2)
     arguments = [tensors[name] for name in "qkv"], tensors.get("alibi_slopes")
-    found = dense(kernel, *arguments[0], call.grad_out, options, arguments[1])
+    results = run_dense(kernel, *arguments[0], call.grad_out, options, arguments[1])
     infer = replace(kernel, **dict(kernel.inference))
-    inference = dense(infer, *arguments[0], None, options, arguments[1])["out"]
-    found |= {"differing": torch.tensor(0.0), "inference": inference}
-    return triton_modes.CallAnswer(repacked(found, whole, 2))
+    inference = run_dense(infer, *arguments[0], None, options, arguments[1])["out"]
+    results |= {"differing": torch.tensor(0.0), "inference": inference}
+    return triton_modes.CallAnswer(pack_gradients(results, given, 2))
 
 
 @cache
@@ -388,17 +392,17 @@ def problems(size: Size) -> list[Problem]:
 
 @cache
 def cases(size: Size) -> list[flash_cases.FlashCase]:
-    every = [case for dtype in (torch.float32, HALF) for case in flash_cases.cases(dtype)]
-    found = [case for case in every if size.includes(case.size)]
-    for case in found:
+    all_cases = [case for dtype in (torch.float32, HALF) for case in flash_cases.cases(dtype)]
+    selected = [case for case in all_cases if size.includes(case.size)]
+    for case in selected:
         object.__setattr__(case, "expected", cache(case.expected))
-    return found
+    return selected
 
 
 def results(kernel: tiled.Kernel, size: Size, only: str = "") -> Iterator[Result]:
-    """Of every check of a size with this kernel, except of torch.compile.
+    """Yield the results of all checks of a size with a kernel, except those of torch.compile.
 
-    only: those whose names begin with it.
+    Only checks are run whose names begin with `only`.
     """
     Attention.last = None
     for problem in problems(size):
@@ -425,24 +429,24 @@ def failures(kernel: tiled.Kernel, size: Size = Size.QUICK, only: str = "") -> I
 
 
 def test_the_right_kernel_passes():
-    assert [(found.check.id, found.reason) for found in failures(tiled.Kernel())] == []
+    assert [(result.check.id, result.reason) for result in failures(tiled.Kernel())] == []
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_caught(name):
     size = Size.FULL if name in AT_FULL else Size.QUICK
     fault, check = FAULTS[name]
-    found = failures(tiled.Kernel(**fault), size, check)
-    assert next(found, None), f"not caught: {name}"
+    failed = failures(tiled.Kernel(**fault), size, check)
+    assert next(failed, None), f"not caught: {name}"
 
 
 def main(size: Size) -> int:
-    """Prints the first checks that catch each fault; returns how many faults are not caught."""
+    """Print the first checks that catch each fault, and return the number of uncaught faults."""
     missed = 0
     for name, (fault, _) in {"none": ({}, ""), **FAULTS}.items():
-        found = [x.check.id for x in islice(failures(tiled.Kernel(**fault), size), 3)]
-        missed += bool(found) is (name == "none")
-        print(f"{name}: {', '.join(found) or 'every check passes'}")
+        failed = [x.check.id for x in islice(failures(tiled.Kernel(**fault), size), 3)]
+        missed += bool(failed) is (name == "none")
+        print(f"{name}: {', '.join(failed) or 'every check passes'}")
     return missed
 
 

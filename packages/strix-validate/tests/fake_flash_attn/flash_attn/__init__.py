@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A flash-attn that torch computes, whose tiles are slow, fast, wrong or impossible.
+"""A mock of flash-attn in torch, whose tiles are slow, fast, wrong or impossible.
 
-A tile of BLOCK_M rows takes that many milliseconds; 64 is the packaged one. BLOCK_N of 1 is wrong,
-and of 0 needs too much LDS. The worker ends at BLOCK_N of 7.
+With a tile of BLOCK_M rows, a call takes BLOCK_M milliseconds. The packaged tile has 64 rows. A
+BLOCK_N of 1 gives a wrong result, 0 needs too much LDS, and 7 ends the worker.
 """
 
 import os
@@ -15,7 +15,7 @@ from flash_attn.flash_attn_triton_amd import utils
 
 
 def flash_attn_func(q, k, v, causal=False, **options):
-    """Attend, as the tile of a forward kernel of 64 lanes says."""
+    """Return attention; the tile of the forward kernel of 64 lanes sets its duration and fault."""
     del options
     tile = utils.TILES.get("forward-64-float16-causal", {})
     if tile.get("BLOCK_N") == 0:
@@ -24,9 +24,9 @@ def flash_attn_func(q, k, v, causal=False, **options):
         os.abort()
     time.sleep(tile.get("BLOCK_M", 64) / 1e3)
     group = q.shape[2] // k.shape[2]
-    whole = [x.transpose(1, 2).float() for x in (q, k, v)]
-    whole[1:] = [x.repeat_interleave(group, 1) for x in whole[1:]]
-    out = torch.nn.functional.scaled_dot_product_attention(*whole, is_causal=causal)
+    inputs = [x.transpose(1, 2).float() for x in (q, k, v)]
+    inputs[1:] = [x.repeat_interleave(group, 1) for x in inputs[1:]]
+    out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal)
     if tile.get("BLOCK_N") == 1:
         out[..., 0, 0] += 0.5
     return out.transpose(1, 2).to(q.dtype)

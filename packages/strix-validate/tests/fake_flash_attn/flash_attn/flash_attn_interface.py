@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The names that a call of flash-attn registers for the CPU."""
+"""Mocks of the operators that a call of flash-attn registers for the CPU."""
 
 from unittest.mock import MagicMock
 

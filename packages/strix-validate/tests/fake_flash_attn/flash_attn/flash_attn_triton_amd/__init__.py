@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Of the built-in backend: the tiles alone."""
+"""A mock of the built-in backend, which has only the table of tiles."""

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tiles that a file has, as patch 0013 of flash-attn reads them."""
+"""The table of tiles that patch 0013 of flash-attn reads from a file."""
 
 TILES: dict = {}

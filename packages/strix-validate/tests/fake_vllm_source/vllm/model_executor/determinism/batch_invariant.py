@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A mock of the module of vLLM of this name."""
+"""A mock of vLLM's module of the same name."""
 
 import torch
 from vllm.absent.compiled_extension import anything  # noqa: F401
