@@ -268,17 +268,14 @@ def run_dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict, alibi=None
 
 def unpack(kernel: tiled.Kernel, tensors: dict, axis: int) -> dict:
     """Return the tensors with q, k and v unpacked, if they are in one tensor."""
-    tensors_by_name = dict(tensors)
+    separate = dict(tensors)
     for name in ("kv", "qkv"):
-        if name in tensors_by_name:
-            tensors_by_name |= dict(zip(name, tensors_by_name.pop(name).unbind(axis), strict=True))
+        if name in separate:
+            separate |= dict(zip(name, separate.pop(name).unbind(axis), strict=True))
             if kernel.swapped_pack:
                 first, second = kernel.swapped_pack
-                tensors_by_name[first], tensors_by_name[second] = (
-                    tensors_by_name[second],
-                    tensors_by_name[first],
-                )
-    return tensors_by_name
+                separate[first], separate[second] = separate[second], separate[first]
+    return separate
 
 
 def pack_gradients(results: dict, tensors: dict, axis: int) -> dict:
@@ -290,16 +287,17 @@ def pack_gradients(results: dict, tensors: dict, axis: int) -> dict:
 def run_varlen(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> dict:
     if kernel.group_rounded_packed:
         kernel = replace(kernel, group_rounded=True)
-    given, tensors = tensors, unpack(kernel, tensors, 1)
+    packed_tensors = tensors
+    tensors = unpack(kernel, tensors, 1)
     q, k, v = (tensors[name] for name in "qkv")
-    both = tensors.get("cu_seqlens")
-    starts_q, starts_k = (tensors.get(f"cu_seqlens_{name}", both).tolist() for name in "qk")
-    starts = [*zip(starts_q, starts_k, starts_q[1:], starts_k[1:], strict=False)]
-    starts = starts[: kernel.most_sequences]
+    shared_starts = tensors.get("cu_seqlens")
+    starts_q = tensors.get("cu_seqlens_q", shared_starts).tolist()
+    starts_k = tensors.get("cu_seqlens_k", shared_starts).tolist()
+    sequences = [*zip(starts_q, starts_k, starts_q[1:], starts_k[1:], strict=False)]
     results = {"out": torch.zeros_like(q), "lse": torch.zeros(q.shape[1], len(q))}
     results |= {f"d{name}": torch.zeros_like(tensors[name]) for name in "qkv"}
     moved = 0
-    for q0, k0, q1, k1 in starts:
+    for q0, k0, q1, k1 in sequences[: kernel.most_sequences]:
         rows, keys = slice(q0, q1), slice(k0, k1)
         if kernel.queries_for_keys:
             keys = slice(q0, min(q0 + k1 - k0, len(k)))
@@ -315,7 +313,7 @@ def run_varlen(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> 
         results["lse"][:, rows] = sequence["lse"][0]
         results["dk"][keys], results["dv"][keys] = sequence["dk"][0], sequence["dv"][0]
     results["out"][kernel.most_tokens :] = 0
-    return pack_gradients(results, given, 1)
+    return pack_gradients(results, packed_tensors, 1)
 
 
 def run_cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
@@ -372,13 +370,14 @@ def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
             return triton_modes.CallAnswer(error=("NotImplementedError", ""))
     if "varlen" in call.name:
         return triton_modes.CallAnswer(run_varlen(kernel, tensors, call.grad_out, options))
-    given, tensors = tensors, unpack(kernel, tensors, 2)
-    arguments = [tensors[name] for name in "qkv"], tensors.get("alibi_slopes")
-    results = run_dense(kernel, *arguments[0], call.grad_out, options, arguments[1])
-    infer = replace(kernel, **dict(kernel.inference))
-    inference = run_dense(infer, *arguments[0], None, options, arguments[1])["out"]
+    separate = unpack(kernel, tensors, 2)
+    qkv = [separate[name] for name in "qkv"]
+    alibi = separate.get("alibi_slopes")
+    results = run_dense(kernel, *qkv, call.grad_out, options, alibi)
+    inference_kernel = replace(kernel, **dict(kernel.inference))
+    inference = run_dense(inference_kernel, *qkv, None, options, alibi)["out"]
     results |= {"differing": torch.tensor(0.0), "inference": inference}
-    return triton_modes.CallAnswer(pack_gradients(results, given, 2))
+    return triton_modes.CallAnswer(pack_gradients(results, tensors, 2))
 
 
 @cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Records, the table of skips, and the registry of tiers."""
+"""Records, the table of skips, and the list of tiers."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import date
+from itertools import chain
 
 import program
 import pytest
@@ -24,15 +25,15 @@ from typer.testing import CliRunner
 
 def test_record_survives_its_own_json(tmp_path):
     file = tmp_path / "r.json"
-    made = make(FAILED)
-    file.write_text(made.dump())
-    assert record.load(file) == made
-    assert made.summary == {"passed": 0, "failed": 1, "skipped": 0, "comparisons": 2}
-    assert json.loads(made.dump())["schema"] == record.SCHEMA
+    original = make(FAILED)
+    file.write_text(original.dump())
+    assert record.load(file) == original
+    assert original.summary == {"passed": 0, "failed": 1, "skipped": 0, "comparisons": 2}
+    assert json.loads(original.dump())["schema"] == record.SCHEMA
 
 
 @pytest.mark.parametrize(
-    ("comparison", "said"),
+    ("comparison", "reason"),
     [
         ({"error": float("nan"), "bound": 0.1}, "not finite"),
         ({"error": None, "bound": 0.1}, "not finite"),
@@ -43,32 +44,32 @@ def test_record_survives_its_own_json(tmp_path):
         ({"error": 0.2, "bound": 0.1}, "beyond its own bound"),
     ],
 )
-def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, said):
-    """As it is judged, and in a record that somebody wrote."""
+def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, reason):
+    """The comparison is judged in a result, and in a record that somebody wrote by hand."""
     passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
     written = record.make_check_record("x", passed)
-    assert written.state is State.FAILED and said in written.reason
-    right = {"error": 0.01, "bound": 0.1, "dtype": "float16", "size": 99.0}
-    good = make(Result(passed.check, State.PASSED, "", {"out": right, "logprob": 3}))
-    assert good.checks[0].state is State.PASSED
-    forged = json.loads(good.dump())
+    assert written.state is State.FAILED and reason in written.reason
+    correct = {"error": 0.01, "bound": 0.1, "dtype": "float16", "size": 99.0}
+    valid = make(Result(passed.check, State.PASSED, "", {"out": correct, "logprob": 3}))
+    assert valid.checks[0].state is State.PASSED
+    forged = json.loads(valid.dump())
     forged["checks"][0]["measured"]["out"] = comparison
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=reason):
         record.Record.model_validate(forged)
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         ({"schema": 1}, "schema"),
         ({"checks": [{"id": "x"}]}, "checks.0"),
         ({"hostname": "mine"}, "hostname"),
     ],
 )
-def test_bad_record_is_told(change, said, tmp_path):
+def test_bad_record_is_told(change, message, tmp_path):
     file = tmp_path / "bad.json"
     file.write_text(json.dumps(json.loads(make().dump()) | change))
-    with pytest.raises(record.BadRecord, match=rf"bad.json.*{said}"):
+    with pytest.raises(record.BadRecord, match=rf"bad.json.*{message}"):
         record.load(file)
     done = CliRunner().invoke(cli.app, ["report", str(file)])
     assert done.exit_code == 2 and "Traceback" not in done.output
@@ -88,7 +89,7 @@ def test_packages_come_from_conda_meta_without_paths(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "release, kept",
+    "release, short_release",
     [
         ("6.17.0-19-generic", "6.17.0-19-generic"),
         ("6.18.9-200.fc43.x86_64", "6.18.9-200.fc43.x86_64"),
@@ -96,8 +97,8 @@ def test_packages_come_from_conda_meta_without_paths(tmp_path):
         ("?", "unknown"),
     ],
 )
-def test_a_kernel_of_ones_own_is_not_named(release, kept):
-    assert host.shorten_release(release) == kept
+def test_a_kernel_of_ones_own_is_not_named(release, short_release):
+    assert host.shorten_release(release) == short_release
 
 
 def test_every_check_has_id_title_and_reason():
@@ -110,7 +111,7 @@ def test_every_check_has_id_title_and_reason():
 
 
 def test_table_of_skips_is_sound():
-    """Each entry names checks that exist, says why with a link, and has a date in the past."""
+    """Each entry names existing checks, gives a reason and a link, and has a date in the past."""
     ids = [check.id for name in tiers.TIERS for check in tiers.load(name).checks()]
     assert len(skips.table()) >= 10
     for skip in skips.table():
@@ -149,7 +150,7 @@ def test_a_skip_that_is_not_expected_fails():
         ("gfx1151_sample_h1_0", "hipErrorInvalidHandle", State.SKIPPED),
         ("gfx1151_sample_h1_0", "hipErrorNotSupported", State.SKIPPED),
         ("gfx1151_core_h1_0", "hipErrorNotSupported", State.SKIPPED),
-        # of these sets each kernel that the library knows is there
+        # these sets have all kernels that the library knows
         ("gfx1151_core_h1_0", "hipErrorInvalidHandle", State.FAILED),
         ("gfx1151_h1_0", "hipErrorNotSupported", State.FAILED),
         ("gfx1151_upstream_h1_0", "hipErrorInvalidHandle", State.FAILED),
@@ -157,7 +158,7 @@ def test_a_skip_that_is_not_expected_fails():
     ],
 )
 def test_what_a_smaller_set_of_kernels_lacks_is_a_skip(build, error, state, tmp_path, monkeypatch):
-    """And a failure with all kernels; a wrong number is one with any."""
+    """With all kernels the same error fails. A wrong number fails with any set."""
     (tmp_path / "conda-meta").mkdir()
     (tmp_path / f"conda-meta/aotriton-images-gfx1151-0.12.0-{build}.json").touch()
     check = Check("sdpa/efficient/full-float32", "", "")
@@ -177,35 +178,39 @@ def test_what_nobody_measured_is_0():
 
 
 def test_select_and_misspelt_names():
-    known = {"x": [Check("a/b", "", ""), Check("a/bc", "", "")], "y": [Check("d", "", "")]}
+    checks_by_tier = {"x": [Check("a/b", "", ""), Check("a/bc", "", "")], "y": [Check("d", "", "")]}
 
     def ids(*arguments):
-        return [check.id for checks in select(known, *arguments).values() for check in checks]
+        selected = chain.from_iterable(select(checks_by_tier, *arguments).values())
+        return [check.id for check in selected]
 
     assert ids(["a/b"]) == ["a/b"]
     assert ids(["a"], ["a/b"]) == ["a/bc"]
     assert ids(["*/b*"], []) == ["a/b", "a/bc"]
     assert ids(["x"]) == ["a/b", "a/bc"] and ids([], ["x"]) == ["d"]
-    for wrong in ("a/", "z", "a/b/c"):
+    for misspelt in ("a/", "z", "a/b/c"):
         with pytest.raises(NoSuchCheck, match="no check of x, y is called"):
-            select(known, [wrong])
+            select(checks_by_tier, [misspelt])
 
 
 def test_only_means_the_same_in_every_tier():
-    """A tier's name is all of it, although it begins no id of libraries and few of attention."""
-    known = {name: list(tiers.load(name).checks()) for name in tiers.TIERS}
-    for name, checks in known.items():
-        for some in ({name: checks}, known):
-            assert select(some, [name])[name] == checks
+    """A tier's name selects the whole tier, even if few or none of its ids begin with that name."""
+    all_tiers = {name: list(tiers.load(name).checks()) for name in tiers.TIERS}
+    for name, checks in all_tiers.items():
+        for tiers_to_search in ({name: checks}, all_tiers):
+            assert select(tiers_to_search, [name])[name] == checks
             first = checks[0].id
-            assert [c.id for c in select(some, [first])[name]] == [first]
+            assert [c.id for c in select(tiers_to_search, [first])[name]] == [first]
             prefix = first.split("/")[0]
             group = [c for c in checks if c.id == prefix or c.id.startswith(f"{prefix}/")]
-            if prefix not in known:
-                assert select(some, [prefix])[name] == select(some, [f"{prefix}/*", first])[name]
-                assert select(some, [prefix])[name] == group
-    assert len(select(known, ["attention"])["attention"]) > len(
-        select(known, ["attention/*"])["attention"]
+            if prefix not in all_tiers:
+                assert (
+                    select(tiers_to_search, [prefix])[name]
+                    == select(tiers_to_search, [f"{prefix}/*", first])[name]
+                )
+                assert select(tiers_to_search, [prefix])[name] == group
+    assert len(select(all_tiers, ["attention"])["attention"]) > len(
+        select(all_tiers, ["attention/*"])["attention"]
     )
 
 
@@ -219,7 +224,7 @@ def test_only_means_the_same_in_every_tier():
     ],
 )
 def test_a_name_of_another_size_or_device_is_an_error(tier, name):
-    """Beside a name that fits it would go unnoticed."""
+    """Otherwise nobody would notice it beside a name that fits."""
     fits = next(
         c.id for c in tiers.load(tier).checks() if tiers.load(tier).applies(c, RunOptions())
     )
@@ -230,12 +235,12 @@ def test_a_name_of_another_size_or_device_is_an_error(tier, name):
 def test_a_tier_that_forgets_a_check_fails_it(monkeypatch):
     tier = replace(doctor.TIER, run=lambda selected, options: iter(()))
     monkeypatch.setattr(doctor, "TIER", tier)
-    found = run(["doctor"], RunOptions(), ["doctor/disk"])
-    assert found.summary["failed"] == 1 and "no result" in found.checks[0].reason
+    result = run(["doctor"], RunOptions(), ["doctor/disk"])
+    assert result.summary["failed"] == 1 and "no result" in result.checks[0].reason
 
 
-def ends_after(number, error, monkeypatch):
-    """The tier doctor raises the error behind so many results."""
+def end_after(number, error, monkeypatch):
+    """Make the tier doctor raise an error after a number of results."""
 
     def run(selected, options):
         yield from list(doctor.run(selected, options))[:number]
@@ -245,11 +250,11 @@ def ends_after(number, error, monkeypatch):
 
 
 def test_a_fault_that_ends_a_tier_fails_what_is_left(monkeypatch):
-    """As one of the GPU does, which comes up where its memory is read next."""
-    ends_after(1, RuntimeError("HIP error: an illegal memory access"), monkeypatch)
-    found = run(["doctor"], RunOptions(), ["doctor/disk", "doctor/glibc"])
-    assert len(found.checks) == 2 and found.unfinished == 0
-    assert found.checks[1].state == "failed" and "illegal memory access" in found.checks[1].reason
+    """An example is a GPU's fault, which is reported when its memory is read next."""
+    end_after(1, RuntimeError("HIP error: an illegal memory access"), monkeypatch)
+    result = run(["doctor"], RunOptions(), ["doctor/disk", "doctor/glibc"])
+    assert len(result.checks) == 2 and result.unfinished == 0
+    assert result.checks[1].state == "failed" and "illegal memory access" in result.checks[1].reason
 
 
 def test_evidence_is_written_and_named(tmp_path):
@@ -258,25 +263,25 @@ def test_evidence_is_written_and_named(tmp_path):
     )
     assert done.exit_code in (0, 1), done.output
     (file,) = (tmp_path / "e").iterdir()
-    found = record.load(file)
-    assert file.name == terminal.evidence_name(found) and found.command == ["doctor"]
+    result = record.load(file)
+    assert file.name == terminal.evidence_name(result) and result.command == ["doctor"]
 
 
 def test_an_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
-    """Ctrl-C, of a check or between two; the record says so, and report reads it."""
-    ends_after(3, KeyboardInterrupt, monkeypatch)
+    """After Ctrl-C, the record tells of the interruption, and `report` reads it."""
+    end_after(3, KeyboardInterrupt, monkeypatch)
     done = CliRunner().invoke(cli.app, ["run", "--tier", "doctor", "--evidence", str(tmp_path)])
     missing = len(tiers.load("doctor").checks()) - 3
     assert done.exit_code == 130 and f"interrupted: {missing} checks did not run" in done.output
     (file,) = tmp_path.iterdir()
-    found = record.load(file)
-    assert (len(found.checks), found.unfinished) == (3, missing)
-    assert sum(found.summary[state.value] for state in State) == 3
-    assert f"Interrupted: {missing} checks did not run" in render([found], ["mine"])
+    result = record.load(file)
+    assert (len(result.checks), result.unfinished) == (3, missing)
+    assert sum(result.summary[state.value] for state in State) == 3
+    assert f"Interrupted: {missing} checks did not run" in render([result], ["mine"])
 
 
 def test_a_killed_run_leaves_the_record_so_far(tmp_path, monkeypatch):
-    """It is written as it grows: no handler runs before SIGKILL."""
+    """The record is written during the run, because no handler can run before SIGKILL."""
     code = """if True:
         import os, signal
         from dataclasses import replace
@@ -292,8 +297,8 @@ def test_a_killed_run_leaves_the_record_so_far(tmp_path, monkeypatch):
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "EVIDENCE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment)
     assert done.returncode == -9
-    found = record.load(next(tmp_path.glob("*.json")))
-    assert len(found.checks) == 3 and found.unfinished > 10
+    result = record.load(next(tmp_path.glob("*.json")))
+    assert len(result.checks) == 3 and result.unfinished > 10
 
 
 @pytest.mark.parametrize("command", [["attention"], ["run"], ["bench"], ["doctor"]])
@@ -323,11 +328,11 @@ def test_unknown_tier_and_root_are_wrong_usage():
 
 
 def test_a_seed_draws_other_inputs():
-    """The same ones each time, and the record says which."""
+    """A seed always draws the same inputs, and the record has the seed."""
 
     def measured(seed):
-        found = run(["attention"], RunOptions(seed=seed), ["sdpa/math/one-query-float32"])
-        assert found.seed == seed
-        return found.checks[0].measured["out"]
+        result = run(["attention"], RunOptions(seed=seed), ["sdpa/math/one-query-float32"])
+        assert result.seed == seed
+        return result.checks[0].measured["out"]
 
     assert measured(5) == measured(5) != measured(0)

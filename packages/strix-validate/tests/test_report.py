@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The report as a page and on the terminal, and its plots."""
+"""The report as a page and on the terminal, with its plots."""
 
 import sys
 
@@ -92,7 +92,7 @@ def test_a_server_under_load_is_drawn(tmp_path):
 
 
 def test_without_matplotlib(tmp_path, monkeypatch):
-    """The page is whole but for the plots; asking for plots is refused before any check."""
+    """The page lacks only the plots. --plots is refused before any check runs."""
     monkeypatch.delitem(sys.modules, "strix_validate.reporting.plots", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)

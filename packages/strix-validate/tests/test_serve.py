@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The serving tier's logic, with a mock of vLLM and each fault of it.
+"""The logic of the serving tier, with a mock of vLLM that has one fault at a time.
 
-What a judge of an answer finds, test_serve_url shows.
+test_serve_url.py tests the judges of answers.
 """
 
 import importlib
@@ -18,9 +18,9 @@ from strix_validate.serving import endpoint, speed, tiny_llama, tiny_models, vll
 from strix_validate.tiers import run_each, serve
 
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
-#: Seconds to wait for what comes, and for what never comes: no verdict depends on how many.
+#: Seconds to wait for an event that comes, and for one that never comes. No verdict depends on them.
 LONG, SHORT = 600, 0.1
-#: What needs no server, and what does.
+#: Checks that need no server, and checks that need one.
 OFFLINE = {"offline-repeats", "offline-logits"} | ALL_MODELS
 SERVED = set(serve.SESSION_CHECKS) - OFFLINE
 FAKE = Path(__file__).resolve().parent / "fake_vllm"
@@ -28,28 +28,30 @@ FAKE = Path(__file__).resolve().parent / "fake_vllm"
 
 @pytest.fixture
 def started(monkeypatch):
-    """The processes that served."""
-    found, popen = [], vllm_server.subprocess.Popen
+    """A list of the server processes that were started."""
+    servers = []
+    popen = vllm_server.subprocess.Popen
 
     def start(command, **options):
         process = popen(command, **options)
-        found.extend([process] if "serve" in command else [])
+        if "serve" in command:
+            servers.append(process)
         return process
 
     monkeypatch.setattr(vllm_server.subprocess, "Popen", start)
-    return found
+    return servers
 
 
 @pytest.fixture
 def examine(monkeypatch, tmp_path, started):
-    """Runs checks against the mock with faults, and leaves no server; results by name."""
+    """A function that runs checks against the mock with faults, and returns results by name."""
     program = tmp_path / "vllm"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE / "vllm.py"} "$@"\n')
     program.chmod(0o755)
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setattr(vllm_server.shutil, "which", lambda name, path: str(program))
     monkeypatch.setattr(vllm_server.importlib.util, "find_spec", lambda name: True)
-    # left in sys.modules, it would be the vLLM of the tests that this process runs next
+    # restored after the test: later tests of this process must not import the mock
     monkeypatch.setitem(sys.modules, "vllm", None)
     del sys.modules["vllm"]
     vllm, generate = importlib.import_module("vllm"), vllm_server.in_child
@@ -59,9 +61,10 @@ def examine(monkeypatch, tmp_path, started):
             return generate(task, folder, *model)
         if task == "score":
             tokens = json.loads(model[0])
-            pairs = zip(tokens, vllm.tokens_for(tiny_llama.PROMPT, len(tokens)), strict=True)
-            own = [vllm.RIGHT if token == right else vllm.OTHER for token, right in pairs]
-            return {"logprobs": own, "best": [math.log(0.5)] * len(own)}
+            likeliest = vllm.generate_tokens(tiny_llama.PROMPT, len(tokens))
+            pairs = zip(tokens, likeliest, strict=True)
+            logprobs = [vllm.RIGHT if token == likely else vllm.OTHER for token, likely in pairs]
+            return {"logprobs": logprobs, "best": [math.log(0.5)] * len(logprobs)}
         folder.mkdir()
         logprobs = [math.log(0.5 / 511)] * 512
         logprobs[vllm.likeliest(tiny_llama.PROMPT)] = math.log(0.5)
@@ -73,14 +76,18 @@ def examine(monkeypatch, tmp_path, started):
         monkeypatch.setenv("FAKE_VLLM", faults)
         monkeypatch.setattr(serve, "FIRST_TOKEN_LIMIT", SHORT if "latency" in faults else LONG)
         start_limit = 2 if faults == "hangs" else LONG
-        stop_limit = SHORT if "stays" in faults else 10 if "orphan" in faults else LONG
+        stop_limit = LONG
+        if "stays" in faults:
+            stop_limit = SHORT
+        elif "orphan" in faults:
+            stop_limit = 10
         with vllm_server.ServerSession("cuda", start_limit, stop_limit) as session:
             bodies = {
                 Check(f"serve/{name}"): serve.bind_session(body, session)
                 for name, body in serve.SESSION_CHECKS.items()
             }
-            wanted = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]
-            results = list(run_each(wanted, RunOptions(device="cuda"), bodies))
+            checks = [c for c in serve.checks() if c.id.removeprefix("serve/") in names]
+            results = list(run_each(checks, RunOptions(device="cuda"), bodies))
         assert all(server.returncode is not None for server in started)
         return {result.check.id.removeprefix("serve/"): result for result in results}
 
@@ -88,11 +95,11 @@ def examine(monkeypatch, tmp_path, started):
 
 
 def test_a_right_server_passes(examine, started):
-    """It captures graphs, so that "completion" compares them with offline's eager decoding."""
-    found = examine("")
-    assert {r.state for r in found.values()} == {State.PASSED}, found
-    assert found["attention-backend"].measured == {"backend": "TRITON_ATTN"}
-    assert "seconds" in found["start"].measured
+    """The server captures graphs, so that `completion` compares them with eager offline decoding."""
+    results = examine("")
+    assert {r.state for r in results.values()} == {State.PASSED}, results
+    assert results["attention-backend"].measured == {"backend": "TRITON_ATTN"}
+    assert "seconds" in results["start"].measured
     (server,) = started
     command = server.args
     assert "--enforce-eager" not in command
@@ -101,7 +108,7 @@ def test_a_right_server_passes(examine, started):
 
 
 ODD, EVEN = list(tiny_models.MODELS)[1::2], list(tiny_models.MODELS)[::2]
-#: Faults at a time, each of other checks: which fail, and with which words.
+#: Faults that are planted together; by failing check, part of its reason.
 FAULTS = {
     "prefix no-stop template slow-backend no-graphs stays": {
         "prefix": "less likely than another",
@@ -145,28 +152,28 @@ FAULTS = {
 @pytest.mark.parametrize("faults", FAULTS)
 def test_each_fault_is_caught(faults, examine):
     failing = FAULTS[faults]
-    # without a server where none is to fail
-    found = examine(faults, SERVED if failing.keys() <= SERVED else OFFLINE | failing.keys())
-    assert {n for n, r in found.items() if r.state is not State.PASSED} == failing.keys(), found
-    assert all(found[name].state is State.FAILED for name in failing)
-    assert all(said in found[name].reason for name, said in failing.items()), found
+    # no server is started if no check that needs one is to fail
+    results = examine(faults, SERVED if failing.keys() <= SERVED else OFFLINE | failing.keys())
+    assert {n for n, r in results.items() if r.state is not State.PASSED} == failing.keys(), results
+    assert all(results[name].state is State.FAILED for name in failing)
+    assert all(reason in results[name].reason for name, reason in failing.items()), results
 
 
 def test_a_start_that_hangs_is_waited_for_once(examine, started):
-    found = examine("hangs", SERVED)
-    assert {r.reason for r in found.values()} == {found["start"].reason}
-    assert "no answer within 2 s" in found["start"].reason and len(started) == 1
+    results = examine("hangs", SERVED)
+    assert {r.reason for r in results.values()} == {results["start"].reason}
+    assert "no answer within 2 s" in results["start"].reason and len(started) == 1
 
 
 def test_without_the_plugin_for_gguf_its_model_is_skipped(examine, monkeypatch):
     monkeypatch.setattr(
         vllm_server.importlib.util, "find_spec", lambda name: name != "vllm_gguf_plugin" or None
     )
-    found = examine("", {"model-gguf", "model-bf16"})
-    assert found["model-bf16"].state is State.PASSED
-    skipped = skips.judge(found["model-gguf"], Device(type="gpu", architecture="gfx1151"))
+    results = examine("", {"model-gguf", "model-bf16"})
+    assert results["model-bf16"].state is State.PASSED
+    skipped = skips.judge(results["model-gguf"], Device(type="gpu", architecture="gfx1151"))
     assert skipped.state is State.SKIPPED
-    assert found["model-gguf"].reason == "vllm_gguf_plugin is not installed"
+    assert results["model-gguf"].reason == "vllm_gguf_plugin is not installed"
 
 
 @pytest.mark.parametrize("device, missing", [("cuda", "vllm"), ("cpu", None)])
@@ -186,15 +193,15 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
 
 
 def test_a_folder_of_the_users_is_served(examine, started, tmp_path):
-    """With vLLM's own lengths and types, and judged as a server of theirs."""
-    wanted = [check for check in serve.checks() if check.id == "serve/url-usage"]
-    (result,) = serve.run(wanted, RunOptions(device="cuda", model=str(tmp_path)))
+    """vLLM chooses its length and dtype, and it is judged like a user's own server."""
+    checks = [check for check in serve.checks() if check.id == "serve/url-usage"]
+    (result,) = serve.run(checks, RunOptions(device="cuda", model=str(tmp_path)))
     assert result.state is State.PASSED
     (server,) = started
     assert server.args[2] == str(tmp_path) and "--max-model-len" not in server.args
 
 
-#: What `vllm bench serve` leaves, as vLLM 0.33 names it.
+#: The result of `vllm bench serve` in vLLM 0.33.
 BENCH = {
     "completed": 32,
     "failed": 0,
@@ -207,12 +214,12 @@ BENCH = {
     "model_id": "any",
     "ttfts": [0.08],
 }
-#: A command vllm that measures nothing: it checks its arguments and writes this text.
+#: A mock of the command vllm: it checks its arguments, writes a text and exits with a status.
 BENCH_MOCK = """#!{python}
 import pathlib, sys
-given = sys.argv[1:]
-option = lambda name: given[given.index(name) + 1]
-assert given[:2] == ["bench", "serve"] and "--save-result" in given
+arguments = sys.argv[1:]
+option = lambda name: arguments[arguments.index(name) + 1]
+assert arguments[:2] == ["bench", "serve"] and "--save-result" in arguments
 assert option("--base-url").startswith("http://127.0.0.1") and option("--model") == "any"
 if {text!r}:
     pathlib.Path(option("--result-dir"), option("--result-filename")).write_text({text!r})
@@ -222,7 +229,7 @@ sys.exit({status!r})
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
-    """Installs that command."""
+    """A function that installs the mock command."""
 
     def install(text, status=0):
         program = tmp_path / "bin" / "vllm"
@@ -239,13 +246,13 @@ SERVER = endpoint.Endpoint("http://127.0.0.1:9", "any")
 
 def test_the_numbers_of_vllm_bench_serve_are_read(bench):
     bench(json.dumps(BENCH))
-    found = speed.bench_serve(SERVER)
-    assert found["output_throughput"] == 160.0 and found["median_ttft_ms"] == 75.0
-    assert "ttfts" not in found and "model_id" not in found
+    measured = speed.bench_serve(SERVER)
+    assert measured["output_throughput"] == 160.0 and measured["median_ttft_ms"] == 75.0
+    assert "ttfts" not in measured and "model_id" not in measured
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "said"),
+    ("text", "status", "reason"),
     [
         (json.dumps(BENCH | {"completed": 31, "failed": 1}), 0, "31 of 32 requests"),
         ("", 0, "wrote no result"),
@@ -254,9 +261,9 @@ def test_the_numbers_of_vllm_bench_serve_are_read(bench):
         ("", "no tokenizer of that name", "ended with 1: no tokenizer of that name"),
     ],
 )
-def test_what_vllm_bench_serve_cannot_measure_fails(text, status, said, bench):
+def test_what_vllm_bench_serve_cannot_measure_fails(text, status, reason, bench):
     bench(text, status)
-    with pytest.raises(CheckFailed, match=said):
+    with pytest.raises(CheckFailed, match=reason):
         speed.bench_serve(SERVER)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`serve --url` on servers that are right, each in its own legal way, and on ones that are not."""
+"""`serve --url` with correct servers, which differ in legal ways, and with faulty ones."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ from strix_validate.tiers import serve
 
 @contextlib.contextmanager
 def serving(handler=trained_chat.Handler, **options):
-    """A server of trained_chat that answers meanwhile."""
+    """Run a server of trained_chat in a thread."""
     with trained_server.Server(handler=handler, **options) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
@@ -29,25 +29,25 @@ def serving(handler=trained_chat.Handler, **options):
 
 @pytest.fixture
 def judged(monkeypatch):
-    """Results by name of all checks of a server, or of those that are named."""
+    """A function that runs all checks of a server, or the named ones, and returns results by name."""
     monkeypatch.setenv("PATH", "")  # no vllm of the machine's
 
     def run(names=None, **options):
         with serving(**options) as server:
             options = RunOptions(url=f"http://127.0.0.1:{server.server_port}/v1", model="any")
-            wanted = [c for c in serve.checks() if serve.applies(c, options)]
+            checks = [c for c in serve.checks() if serve.applies(c, options)]
             if names:
-                wanted = [c for c in wanted if c.id.removeprefix("serve/url-") in names]
+                checks = [c for c in checks if c.id.removeprefix("serve/url-") in names]
             results = [
                 skips.judge(r, Device(type="cpu", architecture="x86_64"))
-                for r in serve.run(wanted, options)
+                for r in serve.run(checks, options)
             ]
         return {result.check.id.removeprefix("serve/url-"): result for result in results}
 
     return run
 
 
-#: Servers that are right, each in its own legal way, and which of their checks are skipped.
+#: Options of correct servers, which differ in legal ways, and their skipped checks.
 RIGHT: list[tuple[dict, set[str]]] = [
     ({}, {"speculation"}),
     ({"delay": 0.05}, {"speculation"}),
@@ -67,47 +67,49 @@ RIGHT: list[tuple[dict, set[str]]] = [
 
 @pytest.mark.parametrize(("server", "skipped"), RIGHT, ids=[str(server) for server, _ in RIGHT])
 def test_a_right_server_passes(server, skipped, judged):
-    found = judged(**server)
-    assert found.pop("bench").state is State.SKIPPED
-    assert {name for name, r in found.items() if r.state is State.SKIPPED} == skipped, found
-    assert {name: r.reason for name, r in found.items() if r.state is State.FAILED} == {}
+    results = judged(**server)
+    assert results.pop("bench").state is State.SKIPPED
+    assert {name for name, r in results.items() if r.state is State.SKIPPED} == skipped, results
+    assert {name: r.reason for name, r in results.items() if r.state is State.FAILED} == {}
 
 
 def test_chat_that_is_not_an_interface_is_skipped(judged):
-    """As of a server with completions alone."""
-    found = judged({"chat"}, handler=trained_server.Handler)
-    assert found["chat"].state is State.SKIPPED
-    assert "the server has no chat" in found["chat"].measured["said"]
+    """A server may offer completions alone."""
+    results = judged({"chat"}, handler=trained_server.Handler)
+    assert results["chat"].state is State.SKIPPED
+    assert "the server has no chat" in results["chat"].measured["said"]
 
 
 @pytest.mark.parametrize(
     "style", ["comments", "lines", "returns", "windows", "tight", "mark", "chunks"]
 )
 def test_a_stream_in_each_legal_form_passes(style, judged):
-    """By the checks that read streams."""
+    """The checks that read streams accept each form."""
     names = {"stop", "streaming", "abort", *(f"load-{load}" for load in speed.LOADS)}
-    found = judged(names, style=style)
-    assert {name: r.state for name, r in found.items()} == dict.fromkeys(names, State.PASSED), found
+    results = judged(names, style=style)
+    assert {name: r.state for name, r in results.items()} == dict.fromkeys(names, State.PASSED), (
+        results
+    )
 
 
 def test_a_short_context_is_skipped(judged):
-    found = judged(context=9000)
-    assert {name for name, r in found.items() if r.state is State.SKIPPED} == {
+    results = judged(context=9000)
+    assert {name for name, r in results.items() if r.state is State.SKIPPED} == {
         "bench",
         "recall-32768",
         "speculation",
     }
-    assert not [r for r in found.values() if r.state is State.FAILED]
+    assert not [r for r in results.values() if r.state is State.FAILED]
 
 
 def test_a_block_that_the_context_does_not_hold_is_skipped(judged):
-    found = judged({"prefix"}, context=4096, block=8320)
-    assert found["prefix"].state is State.SKIPPED
+    results = judged({"prefix"}, context=4096, block=8320)
+    assert results["prefix"].state is State.SKIPPED
 
 
-#: The context of a server whose fault would else be seen in prompts of 8,192 tokens too.
+#: Context lengths of servers whose fault prompts of 8,192 tokens would show, too.
 SHORT = dict.fromkeys(("long-swapped", "hybrid", "drafts-cache"), 8000)
-#: A fault of a server, the checks that it fails, and what their messages name.
+#: A fault of a server, the checks that it fails, and part of their reasons.
 FAULTS: list[tuple[str, set[str], str]] = [
     ("random", {"text"}, "as random weights do"),
     ("text-beyond-256", {"text"}, "from token 256 on a known text is guessed"),
@@ -196,16 +198,16 @@ FAULTS: list[tuple[str, set[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "failing", "said"), FAULTS, ids=[each[0] for each in FAULTS])
-def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, said, judged):
+@pytest.mark.parametrize(("fault", "failing", "reason"), FAULTS, ids=[row[0] for row in FAULTS])
+def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, reason, judged):
     context = SHORT.get(fault, 40_960)
-    found = judged(failing, fault=fault, drafts=fault == "drafts-cache", context=context)
-    assert {name for name, r in found.items() if r.state is State.FAILED} == failing, found
-    assert all(said in result.reason for result in found.values()), found
+    results = judged(failing, fault=fault, drafts=fault == "drafts-cache", context=context)
+    assert {name for name, r in results.items() if r.state is State.FAILED} == failing, results
+    assert all(reason in result.reason for result in results.values()), results
 
 
 @pytest.mark.parametrize(
-    ("fault", "failing", "said"),
+    ("fault", "failing", "reason"),
     [
         ("no-template", "chat", "the chat template is not applied"),
         ("no-system", "chat", "the system's message is dropped"),
@@ -217,10 +219,10 @@ def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, said, judged):
         ("schema-ignored", "schema", "the JSON schema is ignored"),
     ],
 )
-def test_a_chat_without_token_ids_is_judged_as_well(fault, failing, said, judged):
-    found = judged({failing}, fault=fault, style="no-ids")
-    assert found[failing].state is State.FAILED
-    assert said in found[failing].reason
+def test_a_chat_without_token_ids_is_judged_as_well(fault, failing, reason, judged):
+    results = judged({failing}, fault=fault, style="no-ids")
+    assert results[failing].state is State.FAILED
+    assert reason in results[failing].reason
 
 
 def test_after_clients_that_left_an_answer_has_a_minute(monkeypatch):
@@ -248,25 +250,25 @@ def test_a_slow_server_has_an_hour_for_each_request(judged, monkeypatch):
 
 
 def test_a_silent_server_is_asked_once(monkeypatch):
-    """Not once for each check: that would be an hour each time."""
-    asked = []
+    """Otherwise, each check would wait for an hour."""
+    requests = []
 
     def open_url(request, seconds):
-        asked.append(request)
+        requests.append(request)
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(endpoint, "open_url", open_url)
     options = RunOptions(url="http://127.0.0.1:9", model="any")
-    wanted = [c for c in serve.checks() if serve.applies(c, options)]
-    results = list(serve.run(wanted, options))
+    checks = [c for c in serve.checks() if serve.applies(c, options)]
+    results = list(serve.run(checks, options))
     assert {r.state for r in results if r.check.id != "serve/url-bench"} == {State.FAILED}
-    assert len(asked) == 1
+    assert len(requests) == 1
     assert "sent nothing for 3600 s" in results[0].reason
     assert results[1].reason.startswith("no request was sent, because of")
 
 
 def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):
-    """In tokens, and in minutes at the speed that the server has just shown."""
+    """The costs are in tokens, and in minutes at the server's measured speed."""
     monkeypatch.setenv("PATH", "")
     lines = []
     with serving() as server:
@@ -281,7 +283,7 @@ def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):
     "name", [n for n in USER_CHECKS if n not in ("url-bench", "url-questions")]
 )
 def test_the_costs_of_a_check_are_what_it_costs(name, monkeypatch):
-    """Within a factor of two, and 200 tokens: tokens differ between models."""
+    """A factor of two and 200 tokens are allowed, because tokens differ between models."""
     with serving(drafts=True) as server:
         options = RunOptions(url=f"http://127.0.0.1:{server.server_port}", model="any")
         read, generated = costs.estimate_cost(name, costs.Server(server.context, server.block))
@@ -300,12 +302,12 @@ def test_a_server_that_is_not_there_costs_what_others_do():
 
 def compare(server, plain):
     """Run url-speculation with a second server."""
-    options = RunOptions(url=url_of(server), model="any", plain_url=url_of(plain))
+    options = RunOptions(url=make_url(server), model="any", plain_url=make_url(plain))
     (result,) = serve.run([SPECULATION], options)
     return skips.judge(result, Device(type="cpu", architecture="x86_64"))
 
 
-def url_of(server):
+def make_url(server):
     return f"http://127.0.0.1:{server.server_port}"
 
 
@@ -314,15 +316,15 @@ SPECULATION = next(c for c in serve.checks() if c.id == "serve/url-speculation")
 
 @pytest.mark.parametrize("style", ["", "ties"])
 def test_a_server_is_compared_with_one_without_speculation(style):
-    """Which reads as many tokens as is said before."""
+    """The announced number of its tokens is right."""
     with serving(drafts=True, style=style) as server, serving(style=style) as plain:
         result = compare(server, plain)
-        (_, said) = serve.announce(
-            [SPECULATION], RunOptions(url=url_of(server), model="any", plain_url=url_of(plain))
+        (_, announcement) = serve.announce(
+            [SPECULATION], RunOptions(url=make_url(server), model="any", plain_url=make_url(plain))
         )
     assert result.state is State.PASSED, result.reason
     assert result.measured["without_speculation"]["answers"] == 12
-    assert f"{url_of(plain)} reads about {costs.PLAIN:,} tokens, and generates 12" in said
+    assert f"{make_url(plain)} reads about {costs.PLAIN:,} tokens, and generates 12" in announcement
     assert costs.PLAIN / 2 <= plain.read <= 2 * costs.PLAIN
 
 
@@ -358,16 +360,17 @@ def test_events_follow_the_standard():
 
 
 class Pupil:
-    """Answers as many of the questions as it is told, the others off by one."""
+    """Answers the first `number` questions correctly, and the others off by one."""
 
     def __init__(self, number):
         self.number = number
 
     def generate(self, prompt, number, stop):
-        asked = [q["ask"] for q in QUESTIONS]
-        (place,) = (i for i, ask in enumerate(asked) if f"Question: {ask}\nAnswer:" in prompt)
-        said = QUESTIONS[place]["is"] + (place >= self.number)
-        return endpoint.Generation([], [], [], f"It is 7 + 8. The answer is {said:,}.", "stop", {})
+        questions = [q["ask"] for q in QUESTIONS]
+        (place,) = (i for i, q in enumerate(questions) if f"Question: {q}\nAnswer:" in prompt)
+        number = QUESTIONS[place]["is"] + (place >= self.number)
+        text = f"It is 7 + 8. The answer is {number:,}."
+        return endpoint.Generation([], [], [], text, "stop", {})
 
 
 QUESTIONS = tomllib.loads((files("strix_validate.serving") / "questions.toml").read_text())[

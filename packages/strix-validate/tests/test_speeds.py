@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What was measured beside what is expected: slow, as expected, too fast, not published, absent."""
+"""Compare measured speeds with expected ones: slow, as expected, too fast, unpublished, missing."""
 
 import math
 from dataclasses import replace
@@ -27,10 +27,10 @@ source = "https://example.org/1"
 
 
 def results(**measured):
-    """Return a result of each check, named with underlines, with what it measured."""
+    """Return a result for each check. Its name has "_" for "/" and "-", its value is measured."""
     return [
-        Result(Check(name.replace("_", "/", 1).replace("_", "-")), State.PASSED, "", each)
-        for name, each in measured.items()
+        Result(Check(name.replace("_", "/", 1).replace("_", "-")), State.PASSED, "", values)
+        for name, values in measured.items()
     ]
 
 
@@ -39,7 +39,7 @@ def compare(text, *checks):
 
 
 @pytest.mark.parametrize(
-    "here, verdict",
+    "speed, verdict",
     [
         (179.9, "slow"),
         (180.0, "as expected"),
@@ -48,8 +48,8 @@ def compare(text, *checks):
         (257.0, "too fast"),
     ],
 )
-def test_a_speed_is_below_within_or_above_its_range(here, verdict):
-    (row,) = compare(ROW, *results(bench_copy={"copy_gbps": here}))
+def test_a_speed_is_below_within_or_above_its_range(speed, verdict):
+    (row,) = compare(ROW, *results(bench_copy={"copy_gbps": speed}))
     assert row.verdict == verdict and row.expected == "180 to 256"
 
 
@@ -114,7 +114,7 @@ def test_a_malformed_table_is_refused_with_its_row(text, words):
 
 
 def test_a_malformed_table_costs_no_result(monkeypatch, capsys):
-    """The rest of a run's results is shown."""
+    """All other results of the run are shown."""
     load = speeds.load
     monkeypatch.setattr(speeds, "load", lambda: load("[[speed]"))
     show(make(*results(bench_copy={"copy_gbps": 90.0})), Console(width=200))
