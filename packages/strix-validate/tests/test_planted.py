@@ -40,12 +40,12 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "last tile of keys left out": ({"skips_partial_tile": True}, "ragged"),
     "last query not written": ({"skips_last_query": True}, "ragged"),
     "padding behind the keys counted": ({"counts_padding": True}, "ragged"),
-    "keys behind the 512th left out": ({"most_keys": 512}, "blocks"),
-    "queries behind the 512th left out": ({"most_queries": 512}, "blocks"),
-    "nothing written": ({"most_queries": 0}, ""),
+    "keys behind the 512th left out": ({"max_keys": 512}, "blocks"),
+    "queries behind the 512th left out": ({"max_queries": 512}, "blocks"),
+    "nothing written": ({"max_queries": 0}, ""),
     "first sequence read for each": ({"first_sequence": True}, ""),
     "padded lanes of the head dim used": ({"padded_lanes": True}, "d72"),
-    "lanes behind the 256th left out": ({"most_lanes": 256}, "d512"),
+    "lanes behind the 256th left out": ({"max_lanes": 256}, "d512"),
     "strides ignored": ({"contiguous": True}, "strided"),
     "mask read for the first tile only": ({"mask_of_first_tile": True}, "bool-mask"),
     "mask inverted": ({"inverts_mask": True}, "bool-mask"),
@@ -76,19 +76,19 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "mask of the first head": ({"one_mask_for_heads": True}, "learned-mask"),
     "mask's infinity in base 2": ({"mask_in_base_2": True}, "least-mask"),
     "gradient of the mask scaled": ({"dmask_scale": 0.18}, "learned-mask"),
-    "values of the keys' head dim": ({"most_v_lanes": True}, "value-dim-72"),
+    "values of the keys' head dim": ({"v_lanes_of_keys": True}, "value-dim-72"),
     "lanes of values shifted where they are not the keys'": ({"v_lanes_shared": True}, "value-dim"),
     "dq alone without delta": ({"alone": "dq"}, "gradient-q"),
     "dk alone without delta": ({"alone": "dk"}, "gradient-k"),
     "dv alone off by 5 %": ({"alone": "dv"}, "gradient-v"),
     "stride of 0 taken for the size": ({"stride_of_size": True}, "expanded"),
     "groups rounded up to a power of two": ({"group_rounded": True}, "layer-Llama-3.2-3B"),
-    "heads behind the 32nd left out": ({"most_heads": 32}, "heads-40"),
-    "batch times heads above 65535 left out": ({"most_planes": 65535}, "heads-65568"),
-    "tokens behind the 65536th left out": ({"most_tokens": 65536}, "varlen-65600"),
-    "sequences behind the fourth left out": ({"most_sequences": 4}, "batch-9"),
-    "keys behind the 2048th left out": ({"most_keys": 2048}, "decode-4100"),
-    "queries behind the last key left out": ({"most_queries_for_keys": True}, "cross-causal-long"),
+    "heads behind the 32nd left out": ({"max_heads": 32}, "heads-40"),
+    "batch times heads above 65535 left out": ({"max_planes": 65535}, "heads-65568"),
+    "tokens behind the 65536th left out": ({"max_tokens": 65536}, "varlen-65600"),
+    "sequences behind the fourth left out": ({"max_sequences": 4}, "batch-9"),
+    "keys behind the 2048th left out": ({"max_keys": 2048}, "decode-4100"),
+    "queries behind the last key left out": ({"skips_queries_past_keys": True}, "cross-causal-long"),
     "NaN swallowed in causal calls": ({"swallows_nan_causal": True}, "nan"),
     "exp without maximum in backward": ({"no_maximum_backward": True}, "peaked"),
     "dropout repeats behind 64 queries": ({"dropout_tile": (64, 0)}, "dropout"),
@@ -99,10 +99,10 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "angles begin at 0": ({"rotary_offset": False}, "cache-rotary"),
     "neighbours for halves": ({"rotary_pairs": False}, "cache-rotary-halves"),
     "new keys not turned": ({"rotary_keys": False}, "cache-rotary"),
-    "lanes behind the turned ones lost": ({"rotary_rest": False}, "cache-rotary"),
+    "lanes behind the turned ones lost": ({"keeps_unrotated_lanes": False}, "cache-rotary"),
     "keys and values of one tensor swapped": ({"swapped_pack": "kv"}, "packed-kv"),
     "queries and keys of one tensor swapped": ({"swapped_pack": "qk"}, "packed-qkv"),
-    "window of two blocks at most": ({"most_window": 128}, "window-blocks"),
+    "window of two blocks at most": ({"max_window": 128}, "window-blocks"),
     "one behind whole blocks left out": ({"drops_one_behind": 128}, "length-129"),
     "causal sees one key more above head dim 128": ({"wide_diagonal": 1}, "d256-causal"),
     "values read with the keys' strides": ({"values_as_keys": True}, "strided-values"),
@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
         "layer-Llama-3.1-8B-decode",
     ),
     "scale off by 2 % at head dim 128, not causal": ({"full_128": 1.02}, "d128-full"),
-    "keys behind the 256th left out in decoding": ({"most_keys_of_one": 256}, "cache-Llama-3.1-8B"),
+    "keys behind the 256th left out in decoding": ({"max_keys_of_one": 256}, "cache-Llama-3.1-8B"),
     "groups rounded up to a power of two in flash-attn's decoding": (
         {"group_rounded": True},
         "cache-Granite-3.1-3B",
@@ -124,11 +124,11 @@ FAULTS: dict[str, tuple[dict, str]] = {
         "cache-Llama-3.1-8B",
     ),
     "lanes behind the 64th left out in flash-attn's decoding": (
-        {"most_lanes_of_one": 64},
+        {"max_lanes_of_one": 64},
         "cache-Llama-3.1-8B",
     ),
     "heads behind the fourth left out in flash-attn's decoding": (
-        {"most_heads": 4},
+        {"max_heads": 4},
         "cache-gpt-oss-20b",
     ),
     "keys behind the last one in dq": ({"padding_backward": True}, "low"),
@@ -146,8 +146,8 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "a second backward adds to the first one": ({"accumulates": True}, "pairs"),
     "a gradient of a shared mask, of one sequence alone": ({"dmask_of_first": True}, "pairs"),
     # faults of large batches, of a second block, and of arguments that no other check passes
-    "sequences behind the 32nd left out": ({"most_sequences": 32}, "batch-33"),
-    "heads behind the 64th left out": ({"most_heads": 64}, "heads-72"),
+    "sequences behind the 32nd left out": ({"max_sequences": 32}, "batch-33"),
+    "heads behind the 64th left out": ({"max_heads": 64}, "heads-72"),
     "gradients of keys behind the 256th left out above head dim 128": (
         {"wide_gradient_keys": 256},
         "d256-keys",
@@ -156,10 +156,10 @@ FAULTS: dict[str, tuple[dict, str]] = {
         {"wide_gradient_keys": 128},
         "d256-keys-float16",
     ),
-    "sequences behind the 16th left out in flash-attn": ({"most_sequences": 16}, "batch-17"),
-    "packed sequences behind the 16th left out": ({"most_sequences": 16}, "varlen-20"),
+    "sequences behind the 16th left out in flash-attn": ({"max_sequences": 16}, "batch-17"),
+    "packed sequences behind the 16th left out": ({"max_sequences": 16}, "varlen-20"),
     "keys behind the 4096th left out in flash-attn's decoding": (
-        {"most_keys_of_one": 4096},
+        {"max_keys_of_one": 4096},
         "cache-4200",
     ),
     "ALiBi that favours later keys": ({"alibi_signed": True}, "alibi-full"),
@@ -297,7 +297,7 @@ def run_varlen(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> 
     results = {"out": torch.zeros_like(q), "lse": torch.zeros(q.shape[1], len(q))}
     results |= {f"d{name}": torch.zeros_like(tensors[name]) for name in "qkv"}
     moved = 0
-    for q0, k0, q1, k1 in sequences[: kernel.most_sequences]:
+    for q0, k0, q1, k1 in sequences[: kernel.max_sequences]:
         rows, keys = slice(q0, q1), slice(k0, k1)
         if kernel.queries_for_keys:
             keys = slice(q0, min(q0 + k1 - k0, len(k)))
@@ -312,7 +312,7 @@ def run_varlen(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> 
             results[name][rows] = sequence[name][0]
         results["lse"][:, rows] = sequence["lse"][0]
         results["dk"][keys], results["dv"][keys] = sequence["dk"][0], sequence["dv"][0]
-    results["out"][kernel.most_tokens :] = 0
+    results["out"][kernel.max_tokens :] = 0
     return pack_gradients(results, packed_tensors, 1)
 
 
@@ -355,7 +355,7 @@ def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict, name
     turned = torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None]
     pairs = torch.view_as_real(turned)
     both = (pairs if neighbours else pairs.transpose(-2, -1)).flatten(-2)
-    remaining = x[..., lanes:] if kernel.rotary_rest else torch.zeros_like(x[..., lanes:])
+    remaining = x[..., lanes:] if kernel.keeps_unrotated_lanes else torch.zeros_like(x[..., lanes:])
     return torch.cat([both, remaining], -1)
 
 

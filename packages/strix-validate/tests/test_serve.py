@@ -18,7 +18,7 @@ from strix_validate.serving import endpoint, speed, tiny_llama, tiny_models, vll
 from strix_validate.tiers import run_each, serve
 
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
-#: Seconds to wait for an event that comes, and for one that never comes. No verdict depends on them.
+#: Seconds to wait for an event that comes, and for one that never comes; no verdict depends on it.
 LONG, SHORT = 600, 0.1
 #: Checks that need no server, and checks that need one.
 OFFLINE = {"offline-repeats", "offline-logits"} | ALL_MODELS
@@ -95,7 +95,7 @@ def examine(monkeypatch, tmp_path, started):
 
 
 def test_a_right_server_passes(examine, started):
-    """The server captures graphs, so that `completion` compares them with eager offline decoding."""
+    """The server captures graphs: `completion` compares them with eager offline decoding."""
     results = examine("")
     assert {r.state for r in results.values()} == {State.PASSED}, results
     assert results["attention-backend"].measured == {"backend": "TRITON_ATTN"}

@@ -29,7 +29,7 @@ def serving(handler=trained_chat.Handler, **options):
 
 @pytest.fixture
 def judged(monkeypatch):
-    """A function that runs all checks of a server, or the named ones, and returns results by name."""
+    """A function that runs all checks of a server, or the named ones; results by name."""
     monkeypatch.setenv("PATH", "")  # no vllm of the machine's
 
     def run(names=None, **options):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of Triton packages: what is right passes, and each kind of fault is caught."""
+"""The checks of Triton packages: correct results pass, and each kind of fault is caught."""
 
 import importlib.util
 import os
@@ -23,17 +23,17 @@ from strix_validate.vllm import vllm_checks
 from triton_faults import FAULTS as PACKAGE_FAULTS
 
 FAULTS = PACKAGE_FAULTS | coverage_faults.PACKAGES
-CONCH_SPOILT = {
+CONCH_FAULTS = {
     "a group's scale": ("w8a16", {"scales": lambda x: x.roll(1, 0)}),
     "the wrong byte first": ("w8a16", {"codes": lambda x: x << 8 | (x >> 24 & 255)}),
     "a zero point left out": ("w8a16-zeros", {"zeros": lambda x: x * 0}),
 }
 
 
-@pytest.mark.parametrize("name", CONCH_SPOILT)
+@pytest.mark.parametrize("name", CONCH_FAULTS)
 def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
-    """What is expected is the product of the packed tensors."""
-    case, spoil = CONCH_SPOILT[name]
+    """The expected result is the product of the packed tensors."""
+    case, spoil = CONCH_FAULTS[name]
     call, expected = make(conch.COMPUTED[case])
 
     def product(tensors):
@@ -43,15 +43,15 @@ def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
         weights = (bytes_.flatten(0, 1) - centre).half() * scales
         return {"out": (tensors["x"].float() @ weights.float()).half()}
 
-    wrong = call.tensors | {key: change(call.tensors[key]) for key, change in spoil.items()}
-    for tensors, state in ((call.tensors, State.PASSED), (wrong, State.FAILED)):
+    spoilt = call.tensors | {key: change(call.tensors[key]) for key, change in spoil.items()}
+    for tensors, state in ((call.tensors, State.PASSED), (spoilt, State.FAILED)):
         for judge in (attention.judge_kernels, emulated.judge):
             assert judge(CHECK, call, expected, answer(product(tensors))).state is state
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.MODULE)
 def test_without_a_package_its_checks_are_skipped(package, monkeypatch):
-    """skips.toml has the reason of each: "said" is set where none of its entries fits."""
+    """Each skip has its reason in skips.toml. "said" then has the original message."""
     monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: None)
     name = f"{package.__name__.rpartition('.')[2]}-{next(iter(package.COMPILED))}"
     only = [f"kernels/{name.removeprefix('flash_cases-')}"]
@@ -65,7 +65,7 @@ def _all_rows_but_one(x):
     return torch.cat([x[:1] * 0, x[1:]])
 
 
-#: (package, its case): what a fault changes in the answer, by name.
+#: (package, its case): by fault, the result that the fault changes, and how.
 SPOILT = {
     (liger, "rms-norm"): {
         "mean over a padded block": ("out", lambda x: x * (512 / 300) ** 0.5),
@@ -117,7 +117,7 @@ SPOILT = {
         "another batch": ("out", lambda x: x.flip(0)),
         "head dimension": ("out", lambda x: x.roll(1, -1)),
     },
-    (gguf, "q8_1"): {  # for which the package gguf is not needed
+    (gguf, "q8_1"): {  # a case that does not need the package gguf
         "scales of another group": ("out", lambda x: x * 1.02),
         "another expert": ("experts", lambda x: x.roll(1, 0)),
         "one row": ("weights", _all_rows_but_one),
@@ -129,34 +129,36 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("which", SPOILT, ids=lambda which: f"{which[0].MODULE}-{which[1]}")
-def test_spoilt_answers_of_a_package_are_caught(which):
-    package, name = which
+@pytest.mark.parametrize("case", SPOILT, ids=lambda case: f"{case[0].MODULE}-{case[1]}")
+def test_spoilt_answers_of_a_package_are_caught(case):
+    package, name = case
     call, expected = make(package.COMPUTED[name])
-    right = expected(call.dtype)
+    correct = expected(call.dtype)
     for judge in (attention.judge_kernels, emulated.judge):
-        assert judge(CHECK, call, expected, answer(right)).state is State.PASSED
-        for fault, (tensor, spoil) in SPOILT[which].items():
-            wrong = right | {tensor: spoil(right[tensor])}
-            assert judge(CHECK, call, expected, answer(wrong)).state is State.FAILED, fault
+        assert judge(CHECK, call, expected, answer(correct)).state is State.PASSED
+        for fault, (tensor, spoil) in SPOILT[case].items():
+            spoilt = correct | {tensor: spoil(correct[tensor])}
+            assert judge(CHECK, call, expected, answer(spoilt)).state is State.FAILED, fault
 
 
 @pytest.mark.parametrize("library", (vllm_checks, *PACKAGES), ids=lambda library: library.MODULE)
 def test_a_gpu_computes_each_case_in_bfloat16_too(library):
-    """Each of float16 or float32, but for those that the library names with a reason."""
+    """Cases in float16 or float32 alone are in a list of the library, with a reason."""
     names = {name.removesuffix("-bfloat16") for name in package_checks.in_bfloat16(library)}
-    others = getattr(library, "FLOAT16_OR_32", ())
-    left = library.COMPUTED.keys() - names
-    assert all(any(fnmatchcase(name, other) for other in others) for name in left), left
+    exceptions = getattr(library, "FLOAT16_OR_32", ())
+    without_bfloat16 = library.COMPUTED.keys() - names
+    for name in without_bfloat16:
+        assert any(fnmatchcase(name, pattern) for pattern in exceptions), name
     prefix = getattr(library, "PREFIX", f"{library.__name__.rpartition('.')[2]}-")
     for name in names:
         check = Check(f"attention/{prefix}{name}-bfloat16", "", "")
         assert not attention.applies(check, RunOptions(device="cpu", size=Size.FULL))
-        ours = library is vllm_checks and not vllm_checks.is_for_device(name, "cuda")
-        assert attention.applies(check, RunOptions(device="cuda", size=Size.FULL)) is not ours
+        is_for_cpu = library is vllm_checks and not vllm_checks.is_for_device(name, "cuda")
+        applies = attention.applies(check, RunOptions(device="cuda", size=Size.FULL))
+        assert applies is not is_for_cpu
 
 
-#: A case, what it returns, and how a kernel is wrong that is right in float16.
+#: (package, its case): the result that is wrong in bfloat16 alone, and how it is changed.
 IN_BFLOAT16 = {
     (conch, "w8a16"): ("out", lambda x: x * 1.02),
     (fla, "gdn-decode"): ("out", lambda x: x.roll(1, 2)),
@@ -166,24 +168,25 @@ IN_BFLOAT16 = {
 }
 
 
-@pytest.mark.parametrize("which", IN_BFLOAT16, ids=lambda which: f"{which[0].MODULE}-{which[1]}")
-def test_what_is_wrong_in_bfloat16_alone_is_caught(which):
-    (package, name), (tensor, spoil) = which, IN_BFLOAT16[which]
+@pytest.mark.parametrize("case", IN_BFLOAT16, ids=lambda case: f"{case[0].MODULE}-{case[1]}")
+def test_what_is_wrong_in_bfloat16_alone_is_caught(case):
+    package, name = case
+    tensor, spoil = IN_BFLOAT16[case]
     call, expected = make(package_checks.in_bfloat16(package)[f"{name}-bfloat16"])
     assert call.dtype is torch.bfloat16
-    right = expected(call.dtype)
-    wrong = right | {tensor: spoil(right[tensor])}
-    for tensors, state in ((right, State.PASSED), (wrong, State.FAILED)):
+    correct = expected(call.dtype)
+    spoilt = correct | {tensor: spoil(correct[tensor])}
+    for tensors, state in ((correct, State.PASSED), (spoilt, State.FAILED)):
         assert attention.judge_kernels(CHECK, call, expected, answer(tensors)).state is state
 
 
 def test_a_loss_of_logits_in_16_bits_passes():
-    """Half an eps of a logit is a share of its weight: seen on a GPU with whole vocabularies."""
+    """Rounding a logit by half an eps changes its weight, as seen with whole vocabularies."""
     for name, case in package_checks.in_bfloat16(liger).items():
         if name.startswith("loss-") and case.size is Size.QUICK:
             call, expected = make(case)
-            right = answer(expected(torch.bfloat16))
-            result = attention.judge_kernels(CHECK, call, expected, right)
+            correct = answer(expected(torch.bfloat16))
+            result = attention.judge_kernels(CHECK, call, expected, correct)
             assert result.state is State.PASSED, (name, result.measured["dweight"])
 
 
@@ -208,7 +211,7 @@ def test_no_element_of_sageattentions_inputs_lies_between_two_codes():
 
 
 def test_the_interpreter_knows_what_a_compiled_kernel_knows():
-    """Floats and counters with a tensor's methods, functions of libdevice, and masks.
+    """Floats and loop counters have a tensor's methods, and libdevice's functions and masks work.
 
     Triton 3.9 alone refuses a mask of a scalar's condition and a block's.
     """
@@ -245,7 +248,7 @@ def test_a_token_goes_to_experts_that_differ():
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_8_bits_cost(causal, head_dim):
-    """docs/validate.md says 1.2 % of the root mean square, and 0.03 % for float16."""
+    """docs/validate.md has these numbers: 1.2 % of the root mean square; for float16, 0.03 %."""
     generator = torch.Generator().manual_seed(1)
     call, expected = sage.attention(
         lambda *shape: torch.randn(shape, generator=generator).half(),
@@ -272,7 +275,7 @@ def test_what_8_bits_cost(causal, head_dim):
 @pytest.mark.skipif(not os.environ.get("TRITON_FAULTS"), reason="TRITON_FAULTS is not set")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
-    """The check that the fault names catches it: TRITON_FAULTS=1, some minutes for all."""
+    """The named check catches the fault. TRITON_FAULTS=1 enables this; all take some minutes."""
     file, text, replacement, case = FAULTS[fault]
     package = file.partition("/")[0]
     spec = importlib.util.find_spec(package)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`strix-validate tune`: the short list, measuring, refusals, resuming, and what is written.
+"""`strix-validate tune`: the short list, measurements, refusals, resumed runs, and its files.
 
-The worker is the real one, on the CPU; flash-attn is fake_flash_attn's.
+The worker is the real one, on the CPU. It imports the mock in fake_flash_attn.
 """
 
 import contextlib
@@ -44,17 +44,17 @@ BINDING = Binding(triton="3.7.1", gpu="AMD gfx1151", sources={"flash-attn": "1",
 
 
 def tile(m: int, n: int = 32) -> dict:
-    """A configuration of fake_flash_attn."""
+    """Return a configuration of fake_flash_attn."""
     return {"BLOCK_M": m, "BLOCK_N": n}
 
 
 def problem(*configurations: dict) -> Problem:
-    """A problem of fake_flash_attn, with small calls."""
+    """Return a problem of fake_flash_attn, with small calls."""
     return Problem("flash-attn", KEY, "attn_fwd", (SMALL,), (SMALL,), torch.float16, configurations)
 
 
 def store_in(folder: Path, *trials: dict) -> Store:
-    """A store whose record has one problem with these configurations on its short list."""
+    """Return a store whose record has one problem, with these configurations on its short list."""
     store = Store(folder)
     store.record = TuneRecord(models=["M"], binding=BINDING, versions={"triton": "3.7.1"})
     all_trials = [Trial(configuration=x, cost=asdict(COST)) for x in ({}, *trials)]
@@ -64,12 +64,12 @@ def store_in(folder: Path, *trials: dict) -> Store:
 
 
 def open_session(store: Store, sensors=None, rounds: int = 3, **more) -> session.Session:
-    """A session on the CPU."""
+    """Return a session on the CPU."""
     return session.Session(store, "cpu", store.folder, 1, print, sensors, rounds=rounds, **more)
 
 
 class FakeSensors:
-    """Sensors that say these readings, one after the other, and then the last one."""
+    """Sensors that return these readings one after the other, and then repeat the last one."""
 
     def __init__(self, *readings: dict) -> None:
         self._readings = list(readings)
@@ -106,12 +106,12 @@ def test_what_counts_reject(change: dict, packaged: dict, reason: str) -> None:
 
 
 def test_the_worst_of_several_kernels_counts() -> None:
-    other = replace(COST, scratch=8, waves=4, wmma=16, lds=1)
-    assert candidates.combine_costs([COST, other]) == replace(COST, scratch=8, waves=4, wmma=16)
+    worse = replace(COST, scratch=8, waves=4, wmma=16, lds=1)
+    assert candidates.combine_costs([COST, worse]) == replace(COST, scratch=8, waves=4, wmma=16)
 
 
 def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest tiles that spill no more; the same code, an error and what spills are named."""
+    """It has the largest tiles that spill no more than the packaged one. Others have a reason."""
     costs = {64: COST, 32: COST, 128: replace(COST, scratch=8), 16: COST, 8: COST}
 
     def look_up(calls, cache, jobs):
@@ -157,7 +157,7 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_each_tile_has_its_turn() -> None:
-    """Options of the largest tile do not fill the list alone."""
+    """The largest tile with several options does not fill the list alone."""
     tiles = [tile(64) | {"num_warps": n} for n in (1, 2, 3)] + [tile(32), tile(16)]
     trials = [Trial(configuration=x) for x in ({}, *tiles)]
     candidates.choose(trials, [COST] * len(trials), COST, most=4)
@@ -168,7 +168,7 @@ def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
     model = layers_in_table("Qwen3-30B-A3B, AWQ")
     assert model is not None and layers_in_table("Qwen3-30B-A3B, MXFP4") is None
     problems = candidates.list_problems(model, "built-in", tmp_path, steps=(1, 512))
-    assert [each.name for each in problems] == [
+    assert [problem.name for problem in problems] == [
         "flash-attn forward-128-bfloat16-causal",
         "flash-attn decode-128-bfloat16-causal",
         "vllm E=128,N=768 int4_w4a16 1",
@@ -183,18 +183,17 @@ def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
 
 
 def test_tiles_divide_each_other() -> None:
-    """The kernels' own rule for backward tiles, and the matrix unit's 16 rows."""
+    """The kernels require this for backward tiles. The matrix unit needs 16 rows."""
     for kernel in ("dkdv", "dq"):
-        for each in candidates.SPACES[kernel][1]:
-            assert (
-                max(each["BLOCK_M"], each["BLOCK_N"]) % min(each["BLOCK_M"], each["BLOCK_N"]) == 0
-            )
-            wide = each["BLOCK_N"] if kernel == "dkdv" else each["BLOCK_M"]
-            assert wide == max(each["BLOCK_M"], each["BLOCK_N"]) and each["BLOCK_M"] >= 16
+        for configuration in candidates.SPACES[kernel][1]:
+            rows, columns = configuration["BLOCK_M"], configuration["BLOCK_N"]
+            assert max(rows, columns) % min(rows, columns) == 0
+            wide = columns if kernel == "dkdv" else rows
+            assert wide == max(rows, columns) and rows >= 16
 
 
 def test_the_fastest_right_tile_is_taken(tmp_path: Path, fake: None) -> None:
-    """A wrong tile, and one that cannot be launched, are faster, and not measured."""
+    """Of the faster tiles, one is wrong and one cannot be launched. These are not measured."""
     store = store_in(tmp_path, tile(20), tile(90), tile(1, n=1), tile(1, n=0))
     tuned = open_session(store).tune(problem(), 6)
     assert tuned.is_done and tuned.best.configuration == tile(20)
@@ -212,7 +211,7 @@ def test_the_fastest_right_tile_is_taken(tmp_path: Path, fake: None) -> None:
 
 
 def test_an_interrupted_measurement_goes_on(tmp_path: Path, fake: None) -> None:
-    """The rounds so far are on the disk, and are not measured again."""
+    """Finished rounds are in the record and are not measured again."""
     store = store_in(tmp_path, tile(20))
     tuned = open_session(store, rounds=1).tune(problem(), 6)
     first = [list(trial.milliseconds) for trial in tuned.trials]
@@ -238,7 +237,7 @@ def test_a_worker_that_ends_is_told(tmp_path: Path, fake: None) -> None:
 
 
 def test_a_busy_gpu_is_refused(tmp_path: Path) -> None:
-    """Before anything is measured."""
+    """The refusal comes before any measurement."""
     store = store_in(tmp_path, tile(20))
     sensors = FakeSensors({"busy_percent": 40.0})
     with pytest.raises(session.Refused, match="40 % busy: the desktop"):
@@ -253,8 +252,8 @@ def test_a_throttled_gpu_is_refused_and_its_rounds_are_dropped(tmp_path: Path, f
     sensors = FakeSensors(*[{"busy_percent": 0.0, "clock_mhz": 2900.0}] * 4, hot)
     with pytest.raises(session.Refused, match="throttled by GPU temperature"):
         open_session(store, sensors).tune(problem(), 6)
-    left = Store(tmp_path).load()
-    assert left and all(not x.milliseconds for x in left.tuned[problem().name].trials)
+    loaded = Store(tmp_path).load()
+    assert loaded and all(not x.milliseconds for x in loaded.tuned[problem().name].trials)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +266,7 @@ def test_a_throttled_gpu_is_refused_and_its_rounds_are_dropped(tmp_path: Path, f
     ],
 )
 def test_a_clock_that_falls_is_refused(clocks: list[float], is_refused: bool) -> None:
-    """A rise after idling is none, and neither is a power limit."""
+    """A rise after an idle GPU and a power limit are no reason to refuse."""
     session.refuse_if_throttled(clocks[:3], "sustained power")
     expected: contextlib.AbstractContextManager = contextlib.nullcontext()
     if is_refused:
@@ -277,31 +276,35 @@ def test_a_clock_that_falls_is_refused(clocks: list[float], is_refused: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("packaged", "other", "is_taken"),
+    ("packaged", "milliseconds", "is_chosen"),
     [
         ([10, 10, 10, 10, 10], [9, 9, 9, 9, 9], True),
-        ([10, 10, 10, 10, 10], [9.9, 9.9, 9.9, 9.9, 9.9], False),  # as two measurements differ
+        (
+            [10, 10, 10, 10, 10],
+            [9.9, 9.9, 9.9, 9.9, 9.9],
+            False,
+        ),  # within the noise of a measurement
         ([10, 10, 10, 10, 10], [8, 8, 8, 12, 12], False),
         ([10, 20, 10, 20, 10], [9, 18, 9, 18, 9], True),  # the clock changed for both
-        ([], [9, 9, 9, 9, 9], True),  # the packaged one does not run here
+        ([], [9, 9, 9, 9, 9], True),  # the packaged configuration does not run
     ],
 )
-def test_what_is_clearly_faster(packaged: list, other: list, is_taken: bool) -> None:
+def test_what_is_clearly_faster(packaged: list, milliseconds: list, is_chosen: bool) -> None:
     trials = [Trial(configuration={}, milliseconds=packaged), Trial(configuration=tile(20))]
-    trials[1].milliseconds = other
+    trials[1].milliseconds = milliseconds
     tuned = Tuned(library="flash-attn", key=KEY, trials=trials, clocks=[0] * 5, is_done=True)
-    assert bool(tuned.best.configuration) == is_taken
+    assert bool(tuned.best.configuration) == is_chosen
 
 
 def measured(library: str, key: str, ms: float, **more) -> Tuned:
-    """A problem whose second configuration takes so long, beside 10 ms."""
+    """Return a problem whose first configuration took 10 ms, and whose second took `ms`."""
     trials = [Trial(configuration={}, milliseconds=[10]), Trial(configuration=tile(7))]
     trials[1].milliseconds = [ms]
     return Tuned(library=library, key=key, trials=trials, clocks=[2900], is_done=True, **more)
 
 
 def test_what_each_library_reads(tmp_path: Path) -> None:
-    """vLLM's table has a row for each number of tokens, also where the packaged tile stays."""
+    """vLLM's table has a row for each number of tokens, even if the packaged tile is fastest."""
     name = "E=128,N=768,device_name=AMD_Radeon_8060S.json"
     store = store_in(tmp_path / "tuned")
     vllm = partial(measured, "vllm", file=name, packaged={"BLOCK_SIZE_M": 16})
@@ -330,13 +333,13 @@ def test_what_each_library_reads(tmp_path: Path) -> None:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine is what BINDING says."""
+    """Make this machine match BINDING."""
     monkeypatch.setattr(command.record, "read_binding", lambda device: BINDING)
     monkeypatch.setattr(command.host, "describe_device", lambda kind: GPU)
 
 
 def tune(*arguments: str | Path):
-    """Run the command."""
+    """Run the command `tune`."""
     return CliRunner().invoke(cli.app, ["tune", *map(str, arguments)])
 
 
@@ -345,7 +348,10 @@ def test_variables_for_a_shell(tmp_path: Path, here: None) -> None:
     store.record.tuned = {"a": measured("flash-attn", KEY, 5)}
     store.write()
     result = tune("--env", "--output", store.folder)
-    assert (result.exit_code, result.stdout) == (0, "")  # killed before the files were written
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "",
+    )  # as if it was killed before it wrote the files
     store.write_files()
     result = tune("--env", "--output", store.folder)
     quoted = shlex.quote(str(store.folder / "flash-attn.json"))
@@ -391,7 +397,7 @@ def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) ->
 
 @pytest.mark.parametrize("content", ["", "[]", '{"models": 3}', "\0", '{"models": []'])
 def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
-    """It is not overwritten: the owner decides."""
+    """It is not overwritten, because its owner must decide."""
     (tmp_path / "record.json").write_text(content)
     for arguments in (("--env",), ("--share",)):
         result = tune(*arguments, "--output", tmp_path)
@@ -407,7 +413,7 @@ def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
 def test_a_record_that_cannot_be_written(
     tmp_path: Path, here: None, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk or a folder of another user: before anything is compiled."""
+    """With a full disk or another user's folder, the command ends before it compiles."""
 
     def fail(file: Path, text: str) -> None:
         raise OSError(error, os.strerror(error), str(file))
@@ -426,7 +432,7 @@ def test_a_record_that_cannot_be_written(
 def test_what_the_new_tiles_need_is_compiled(
     architecture: str, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU is not used if the code is for gfx1151; kernels that compile later are reported."""
+    """The GPU is not used if the code is for gfx1151. Kernels that compile later are reported."""
     requests: list[str] = []
     kernel = Lookup("attn_fwd", "KEY", {}, {}, {}, {"k.hsaco": "/cache/k.hsaco"}, True)
 
@@ -473,7 +479,7 @@ def test_how_a_run_ends(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The record is on the disk, and the next run goes on."""
+    """The record is on the disk, and the next run continues."""
 
     def fail(*_) -> None:
         raise error
@@ -484,15 +490,15 @@ def test_how_a_run_ends(
     result = tune("Qwen3-8B", "--output", tmp_path)
     assert result.exit_code == status and message in " ".join(result.output.split())
     assert "Traceback" not in result.output
-    left = Store(tmp_path).load()
-    assert left is not None and left.models == ["Qwen3-8B"]
+    loaded = Store(tmp_path).load()
+    assert loaded is not None and loaded.models == ["Qwen3-8B"]
 
 
 @skip_without("triton")
 def test_a_second_model_joins_the_record(
     tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was tuned for the first stays, and is not measured again."""
+    """Results for the first model are kept, and are not measured again."""
     store = store_in(tmp_path)
     store.record.tuned = {problem().name: measured("flash-attn", KEY, 11)}
     store.write()
@@ -501,8 +507,8 @@ def test_a_second_model_joins_the_record(
     monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
     result = tune("Qwen3-8B", "--output", tmp_path)
     assert result.exit_code == 0 and "packaged, kept" in result.stdout
-    left = Store(tmp_path).load()
-    assert left is not None and left.models == ["M", "Qwen3-8B"]
+    loaded = Store(tmp_path).load()
+    assert loaded is not None and loaded.models == ["M", "Qwen3-8B"]
 
 
 def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,7 +525,7 @@ def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path, fake: None) -> None:
-    """Otherwise the one of a killed run would keep the GPU busy for the next."""
+    """Otherwise the worker of a killed run would keep the GPU busy during the next run."""
     request = Request(problem(), ({}, tile(20)), "cpu", 0, 10**6)
     file = tmp_path / "request"
     file.write_bytes(pickle.dumps(request))

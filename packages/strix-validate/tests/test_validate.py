@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The validator tells right from wrong, and does not take "not run" for "passed".
+"""The validator tells correct results from wrong ones, and "not run" from "passed".
 
-Runs in the package's test environment (recipes/strix-validate), where it is installed.
+These tests also run in the package's test environment (recipes/strix-validate).
 """
 
 import contextlib
@@ -55,13 +55,13 @@ def test_reference_equals_torch_in_double(is_causal, kv_heads):
             *leaves, is_causal=is_causal, enable_gqa=True
         )
     grads = torch.autograd.grad(out, leaves, grad_out)
-    found = reference.attention(q, k, v, grad_out, causal="top-left" if is_causal else None)
+    results = reference.attention(q, k, v, grad_out, causal="top-left" if is_causal else None)
     for name, expected in zip(("out", "dq", "dk", "dv"), (out, *grads), strict=True):
-        torch.testing.assert_close(found[name], expected.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(results[name], expected.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_mask_matches_flash_attns_documentation():
-    """The two examples of causal, seqlen_q 2 and 5, seqlen_k 5 and 2, in flash_attn_func."""
+    """flash_attn_func documents two causal examples: seqlen_q 2 and 5, with seqlen_k 5 and 2."""
     assert reference.mask(2, 5, "bottom-right", (-1, -1)).int().tolist() == [
         [1, 1, 1, 1, 0],
         [1, 1, 1, 1, 1],
@@ -78,10 +78,10 @@ def test_mask_matches_flash_attns_documentation():
 
 def test_queries_without_keys_give_zeros():
     q, k, v, grad_out = tensors(seqlen_q=40, seqlen_k=8)
-    found = reference.attention(q, k, v, grad_out, causal="bottom-right")
-    assert not found["out"][:, :, :32].any()
-    assert not found["dq"][:, :, :32].any()
-    assert all(bool(x.isfinite().all()) for x in found.values())
+    results = reference.attention(q, k, v, grad_out, causal="bottom-right")
+    assert not results["out"][:, :, :32].any()
+    assert not results["dq"][:, :, :32].any()
+    assert all(bool(x.isfinite().all()) for x in results.values())
 
 
 def test_heads_that_do_not_divide_are_an_error():
@@ -97,32 +97,32 @@ def test_tensors_without_elements_have_no_error():
 def test_bound_catches_what_is_not_finite(value):
     inputs = tensors(dtype=torch.float32)
 
-    def right(precision):
+    def compute(precision):
         return reference.attention(*inputs, dtype=precision)
 
-    broken = right(torch.float32)
+    broken = compute(torch.float32)
     broken["dk"][0, 0, 0, 0] = value
-    result = comparison.compare(CHECK, broken, right, torch.float32)
+    result = comparison.compare(CHECK, broken, compute, torch.float32)
     assert (result.state, result.reason) == (State.FAILED, "wrong: dk")
     assert result.measured["dk"]["error"] is None
 
 
 class FaultyTensor:
-    """As of a GPU whose kernel failed: the error comes when the numbers are read."""
+    """A tensor of a GPU whose kernel failed: reading its numbers raises the error."""
 
     def cpu(self):
         raise RuntimeError("unspecified launch failure")
 
 
 @pytest.mark.parametrize(
-    ("found", "error"),
+    ("result", "error"),
     [
         (FaultyTensor(), ("RuntimeError", "unspecified launch failure")),
         (torch.ones(3), None),
     ],
 )
-def test_fault_of_a_kernel_is_its_calls(found, error):
-    call = SimpleNamespace(execute=lambda device: {"out": found})
+def test_fault_of_a_kernel_is_its_calls(result, error):
+    call = SimpleNamespace(execute=lambda device: {"out": result})
     assert triton_modes.answer(call, "cuda").error == error
 
 
@@ -142,30 +142,30 @@ def test_faults_of_a_kernel():
         "lds": (65536, 65792),
         "mfma": (0, 3),
     }
-    found = {name: right for name, (right, _) in values.items()}
-    assert kernels.find_faults(found) == []
-    for name, (_, wrong) in values.items():
-        assert len(kernels.find_faults(found | {name: wrong})) == 1
+    correct = {name: value for name, (value, _) in values.items()}
+    assert kernels.find_faults(correct) == []
+    for name, (_, wrong_value) in values.items():
+        assert len(kernels.find_faults(correct | {name: wrong_value})) == 1
 
 
 def test_a_cpu_passes_and_json_is_alone_on_stdout():
-    """All checks of the size that suits it."""
+    """These are all checks of the size that suits a CPU."""
     tiers = ("--tier", "attention", "--tier", "backend")
     done = run("run", *tiers, "--size", "quick", "--json", "--device", "cpu")
-    found = Record.model_validate_json(done.stdout)
+    record = Record.model_validate_json(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert found.versions["torch"] and found.device.type == "cpu" and found.subject == "harness"
-    assert found.summary["passed"] >= 60 and found.summary["comparisons"] >= 240
+    assert record.versions["torch"] and record.device.type == "cpu" and record.subject == "harness"
+    assert record.summary["passed"] >= 60 and record.summary["comparisons"] >= 240
     for state in State:
-        assert found.summary[state.value] == sum(c.state is state for c in found.checks)
-    for check in found.checks:
+        assert record.summary[state.value] == sum(c.state is state for c in record.checks)
+    for check in record.checks:
         assert check.why and check.tier in tiers
         pairs = {k: v for k, v in check.measured.items() if isinstance(v, dict)}
         if check.state is State.PASSED:
             assert all(pair["error"] <= pair["bound"] for pair in pairs.values())
         else:
             assert check.reason
-    assert any(set(check.measured) >= {"out", "dq", "dk", "dv"} for check in found.checks)
+    assert any(set(check.measured) >= {"out", "dq", "dk", "dv"} for check in record.checks)
 
 
 @pytest.mark.parametrize("gpu", ["AMD Radeon 8060S", "AMD Radeon 8060S (emulated)"])
@@ -190,7 +190,7 @@ def test_wrong_reference_fails(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "message"),
     [
         (["--url", "http://x"], "--url needs --model"),
         (["--model", "nowhere"], "nowhere has no config.json"),
@@ -200,30 +200,30 @@ def test_wrong_reference_fails(monkeypatch):
         (["--seed", str(2**32)], "4294967295"),
     ],
 )
-def test_wrong_usage_of_run(words, said):
-    done = CliRunner().invoke(cli.app, ["run", "--quick", *words])
-    assert done.exit_code == 2 and said in " ".join(done.output.replace("│", " ").split())
+def test_wrong_usage_of_run(options, message):
+    done = CliRunner().invoke(cli.app, ["run", "--quick", *options])
+    assert done.exit_code == 2 and message in " ".join(done.output.replace("│", " ").split())
 
 
 def test_quick_runs_what_needs_the_machine(monkeypatch):
-    """At its quickest, without MIOpen's search; a tier that is named is one of them."""
-    asked = []
+    """`run --quick` has its own tiers and skips MIOpen's slow search. --tier replaces the tiers."""
+    runs = []
     monkeypatch.setattr(
         cli,
         "run_and_exit",
-        lambda names, skip, size, **others: asked.append((names, skip, size)),
+        lambda names, skip, size, **options: runs.append((names, skip, size)),
     )
     assert CliRunner().invoke(cli.app, ["run", "--quick"]).exit_code == 0
     assert CliRunner().invoke(cli.app, ["run", "--quick", "--tier", "bench"]).exit_code == 0
-    assert asked == [(list(tiers.QUICK), ["conv"], Size.QUICK), (["bench"], [], Size.QUICK)]
+    assert runs == [(list(tiers.QUICK), ["conv"], Size.QUICK), (["bench"], [], Size.QUICK)]
 
 
 def test_a_command_without_the_option_has_the_device_that_it_needs(monkeypatch):
-    asked = []
-    monkeypatch.setattr(cli, "run_and_exit", lambda names, device, **_: asked.append(device))
+    devices = []
+    monkeypatch.setattr(cli, "run_and_exit", lambda names, device, **_: devices.append(device))
     for command in ("kernels", "serve"):
         assert CliRunner().invoke(cli.app, [command]).exit_code == 0
-    assert asked == ["cpu", "auto"]
+    assert devices == ["cpu", "auto"]
 
 
 def test_nothing_to_check_is_not_success():
@@ -247,17 +247,18 @@ def test_version():
     assert run("--version").stdout.strip() == f"strix-validate {version('strix-validate')}"
 
 
-def built(build) -> dict:
-    """The arguments of a build by name, those that are left at their defaults too."""
+def list_arguments(build) -> dict:
+    """Return the arguments of a build by name, including defaults."""
     parameters = inspect.signature(build).parameters.values()
-    return {each.name: each.default for each in parameters} | getattr(build, "keywords", {})
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    return defaults | getattr(build, "keywords", {})
 
 
 def test_a_name_says_what_is_computed():
     cases = {**flash_cases.COMPILED, **flash_cases.EMULATED, **vllm_checks.COMPUTED}
     shapes = [(case.name, vars(case)) for case in sdpa_cases.CASES]
-    shapes += [(case.label, built(case.build)) for case in flash_cases.CASES]
-    shapes += [(name, built(case.build)) for name, case in cases.items()]
+    shapes += [(case.label, list_arguments(case.build)) for case in flash_cases.CASES]
+    shapes += [(name, list_arguments(case.build)) for name, case in cases.items()]
     for name, shape in shapes:
         words = name.split("-")
         for size in (word[1:] for word in words if re.fullmatch(r"d\d+", word)):
@@ -266,18 +267,18 @@ def test_a_name_says_what_is_computed():
             assert bool(shape[word]) is ("not" not in words), name
         if length := re.search(r"length-(\d+)", name):
             assert shape["seqlen_q"] == shape["seqlen_k"] == int(length[1]), name
-        for side, one in (("q", "one-(query|token)"), ("k", "one-(key|token)")):
-            if f"seqlen_{side}" in shape and re.search(one, name):
+        for side, pattern in (("q", "one-(query|token)"), ("k", "one-(key|token)")):
+            if f"seqlen_{side}" in shape and re.search(pattern, name):
                 assert shape[f"seqlen_{side}"] == 1, name
 
 
 def test_a_whole_tile_of_keys_is_shut_out():
-    """In the second sequence, by the smallest number; each sees its own past besides."""
+    """The smallest number of the dtype masks a tile of the second sequence, besides the causal mask."""
     (case,) = (case for case in sdpa_cases.CASES if case.name == "least-mask")
     mask = sdpa_problem.build_mask(case, torch.float16, torch.Generator())
-    shut = mask == torch.finfo(torch.float16).min
-    assert shut[1, 0, :, :70].all() and not shut[0, 0, :, :70].any()
-    assert shut[:, 0, 0, -1].all() and not shut[:, 0, -1, -1].any()
+    masked = mask == torch.finfo(torch.float16).min
+    assert masked[1, 0, :, :70].all() and not masked[0, 0, :, :70].any()
+    assert masked[:, 0, 0, -1].all() and not masked[:, 0, -1, -1].any()
 
 
 def test_every_sequence_is_compared_unless_they_take_gigabytes():
@@ -293,10 +294,10 @@ def test_list_names_every_check_once():
     lines = CliRunner().invoke(cli.app, ["list"]).stdout.splitlines()
     ids = [line for line in lines if not line.startswith(" ")]
     assert len(ids) == len(set(ids)) > 500
-    known = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
-    # Python before 3.13 keeps a docstring's indentation, which hid a title of two lines
-    assert not [check["id"] for check in known if "\n" in check["title"] + check["why"]]
-    below = dict(pairwise(lines))  # a title, and what it catches; one line, where both begin alike
+    listed = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
+    # a title of two lines would not be seen: Python before 3.13 keeps a docstring's indentation
+    assert not [check["id"] for check in listed if "\n" in check["title"] + check["why"]]
+    below = dict(pairwise(lines))  # the title, and the bug that it catches; one line if alike
     assert all(below.get(name, "").startswith("    ") for name in ids)
 
 
@@ -308,9 +309,9 @@ def test_flash_attn_in_the_interpreter():
     only = [f"flash-attn/interpreter/{name}-float32" for name in ("causal", "window", "softcap")]
     arguments = [word for name in only for word in ("--only", name)]
     done = run("attention", "--json", "--device", "cpu", *arguments)
-    found = json.loads(done.stdout)
-    assert done.returncode == 0, found
-    assert found["summary"] == {"passed": 3, "failed": 0, "skipped": 0, "comparisons": 4}
+    record = json.loads(done.stdout)
+    assert done.returncode == 0, record
+    assert record["summary"] == {"passed": 3, "failed": 0, "skipped": 0, "comparisons": 4}
 
 
 @needs_flash_attn

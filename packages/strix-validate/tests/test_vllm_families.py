@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of vLLM's kernels can fail.
 
-Spoilt results need no kernel. Set VLLM_SOURCE to a folder of vLLM's source to plant faults in its
+Spoilt results need no kernels. Set VLLM_SOURCE to a folder of vLLM's source to plant faults in its
 kernels, which run in Triton's interpreter.
 """
 
@@ -28,7 +28,7 @@ needs_vllm = pytest.mark.skipif(
     not os.environ.get("VLLM_SOURCE") or importlib.util.find_spec("triton") is None,
     reason="VLLM_SOURCE is not set, or triton is not installed",
 )
-#: Of sampling, MLA, linear attention, quantized products and LoRA.
+#: The cases of sampling, MLA, linear attention, quantized products and LoRA.
 CASES: dict[str, Case] = {}
 for family in vllm_checks.FAMILIES:
     CASES |= family.COMPUTED
@@ -40,7 +40,7 @@ def build_call(name: str, seed: str):
 
 
 def judge(name: str, tensor: str = "", spoil=None, seed: str = "a"):
-    """Return the check's verdict about the result of its own reference, spoilt."""
+    """Return the check's verdict about the results of its own reference, with one of them spoilt."""
     call, expected = build_call(name, seed)
     results = dict(expected(call.dtype))
     if spoil:
@@ -71,7 +71,7 @@ def _without_the_fourth(x):
     return x[:, [0, 1, 2, 2, 4, 5]]
 
 
-#: name: (check, what it returns, how that is wrong)
+#: name: (check, the result that is spoilt, how it is spoilt)
 SPOILT = {
     "NaN of an unused slot in prefill": ("prefill", "out", lambda x: x * float("nan")),
     "one row": ("layer-Qwen2.5-7B-decode-fp8", "out", _fill(0, 0, 0.5)),
@@ -178,7 +178,7 @@ def test_spoilt_results_are_caught(name):
 
 def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) <= {check for check, *_ in SPOILT.values()}
-    # These are slow, or other checks plant faults in their kernels.
+    # No fault is planted for these: they are slow, or other checks' faults are in their kernels.
     slow = {"gdn-prefill", "rejection", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
     planted = {check for *_, check in (FAULTS | LAYOUT | coverage_faults.VLLM).values()}
@@ -191,8 +191,8 @@ def test_draws_that_follow_another_distribution_are_beyond():
     generator = torch.Generator().manual_seed(5)
     for shift, beyond in ((0.0, False), (1.5, True)):
         shares = (logits + shift * torch.tensor([1.0, 0, 0, 0])).softmax(-1)
-        drawn = torch.multinomial(shares, 200, replacement=True, generator=generator)
-        assert bool(sampling.find_outliers(drawn, logits).any()) is beyond
+        tokens = torch.multinomial(shares, 200, replacement=True, generator=generator)
+        assert bool(sampling.find_outliers(tokens, logits).any()) is beyond
 
 
 def test_slow_checks_are_left_to_full():
@@ -208,7 +208,7 @@ PLANTED = FAULTS | ATTENTION | LAYOUT | GENERATED | coverage_faults.VLLM | TIERS
 @needs_vllm
 @pytest.mark.parametrize("fault", PLANTED)
 def test_faults_in_the_source_are_caught(fault, tmp_path):
-    """The check that exists for a fault catches it."""
+    """The named check catches the fault."""
     file, old, new, check = PLANTED[fault]
     tier, _, name = check.rpartition("/")
     tier = tier or "attention"

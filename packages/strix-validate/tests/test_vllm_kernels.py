@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of vLLM's kernels: what is right passes, and each kind of fault is caught.
+"""The checks of vLLM's kernels: correct results pass, and each kind of fault is caught.
 
 A mock of vLLM's source has one kernel, which is compiled, interpreted and executed under
-emulation. test_vllm_families plants faults in the real ones.
+emulation. test_vllm_families.py plants faults in vLLM's real kernels.
 """
 
 import shutil
@@ -32,7 +32,7 @@ MOCK = Path(__file__).parent / "fake_vllm_source"
 NORM = "vllm/model_executor/determinism/batch_invariant.py"
 
 
-#: name: (the check that must fail, what to change in its case, the same numbers otherwise)
+#: name: (the check that must fail, arguments of its case that the fault changes)
 FAULTS = {
     "window ignored": ("prefill-window", {"window": 0}),
     "window off by one": ("decode-window", {"window": 17}),
@@ -62,22 +62,27 @@ def test_wrong_numbers_are_caught(name):
     case = vllm_checks.COMPUTED[case_name]
     broken = replace(case, build=partial(case.build, **change))
     call, expected = make(case)
-    _, wrong = make(broken)
+    _, broken_results = make(broken)
     for judge in (attention.judge_kernels, emulated.judge):
         assert judge(CHECK, call, expected, answer(expected(torch.float16))).state is State.PASSED
-        assert judge(CHECK, call, expected, answer(wrong(torch.float16))).state is State.FAILED
+        assert (
+            judge(CHECK, call, expected, answer(broken_results(torch.float16))).state
+            is State.FAILED
+        )
 
 
 def test_scales_of_keys_and_values_are_not_alike(monkeypatch):
-    """A kernel that takes one for the other is caught, in prefill and decoding."""
+    """A kernel that swaps the two scales is caught, in prefill and decoding."""
     for name in ("prefill-fp8-kv", "decode-fp8-kv"):
         case = vllm_checks.COMPUTED[name]
         call, expected = make(case)
         with monkeypatch.context() as patch:
             swapped = dict(zip("vk", vllm_attention.FP8_SCALES.values(), strict=True))
             patch.setattr(vllm_attention, "FP8_SCALES", {n: swapped[n] for n in "kv"})
-            _, wrong = make(case)
-        result = attention.judge_kernels(CHECK, call, expected, answer(wrong(torch.float16)))
+            _, swapped_results = make(case)
+        result = attention.judge_kernels(
+            CHECK, call, expected, answer(swapped_results(torch.float16))
+        )
         assert result.state is State.FAILED
 
 
@@ -90,8 +95,8 @@ def test_sinks_are_one_more_key():
     scores = torch.cat([scores, sinks[:, None, None].expand(1, 2, 3, 1)], -1)
     out = scores.softmax(-1)[..., :-1] @ leaves[2]
     grads = torch.autograd.grad(out, leaves, q)
-    for name, right in zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True):
-        torch.testing.assert_close(results[name], right)
+    for name, expected in zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True):
+        torch.testing.assert_close(results[name], expected)
 
 
 @pytest.mark.parametrize("name", ["prefill-d128", "decode-d128", "moe-decode", "mla-decode", "awq"])
@@ -110,10 +115,10 @@ def test_a_gpu_computes_paged_attention_in_bfloat16_too(name):
     assert not attention.applies(check, RunOptions(device="cpu"))
     call, expected = make(package_checks.in_bfloat16(vllm_checks)[f"{name}-bfloat16"])
     assert call.dtype is torch.bfloat16
-    right = expected(call.dtype)
-    assert attention.judge_kernels(check, call, expected, answer(right)).state is State.PASSED
-    wrong = answer(right | {"out": right["out"] * 1.02})
-    assert attention.judge_kernels(check, call, expected, wrong).state is State.FAILED
+    correct = expected(call.dtype)
+    assert attention.judge_kernels(check, call, expected, answer(correct)).state is State.PASSED
+    spoilt = answer(correct | {"out": correct["out"] * 1.02})
+    assert attention.judge_kernels(check, call, expected, spoilt).state is State.FAILED
 
 
 def test_what_is_no_source_is_reported(tmp_path, monkeypatch):
@@ -133,12 +138,12 @@ def test_the_platform_is_gfx1151():
     assert platform.is_rocm() and not platform.is_cuda() and not platform.is_fp8_fnuz()
     assert platform.has_device_capability((11, 5)) and not platform.has_device_capability(116)
     rocm = vllm_source.mock("vllm.platforms.rocm")
-    right = ("gfx11", "gfx1x", "gfx115x", "gfx1151", "rdna")
-    assert all(getattr(rocm, f"on_{name}")() for name in right)
+    names = ("gfx11", "gfx1x", "gfx115x", "gfx1151", "rdna")
+    assert all(getattr(rocm, f"on_{name}")() for name in names)
     assert not rocm.on_gfx9() and not rocm.on_gfx12x()
 
 
-#: (text of the mock's kernel, what a fault makes of it, the tier that fails)
+#: (text of the mock's kernel, its replacement, the tier that fails)
 SOURCE_FAULTS = {
     "weight left out": ("x * scale * w", "x * scale", "emulated"),
     "last block counted as full": ("/ n_cols", "/ BLOCK_SIZE", "attention"),
@@ -181,7 +186,7 @@ def test_mxfp4_without_triton_kernels_is_skipped():
 
 @needs_triton
 def test_triton_kernels_that_do_not_import_fail(tmp_path):
-    """vLLM itself only logs it, and gpt-oss does not start."""
+    """vLLM itself only logs the error, and gpt-oss does not start."""
     shutil.copytree(MOCK, tmp_path, dirs_exist_ok=True)
     triton_kernels = vllm_source.third_party(tmp_path) / "triton_kernels"
     triton_kernels.mkdir(parents=True)
@@ -204,7 +209,7 @@ def test_the_interface_of_triton_kernels(monkeypatch):
 
 
 def test_experts_in_mxfp4_by_another_formula():
-    """What a kernel could get wrong is outside of the bounds."""
+    """Likely errors of a kernel are outside the bounds."""
     build = partial(vllm_mxfp4.mixture, tokens=3, size=64, inner=32)
     case = Case(build, "", torch.bfloat16)
     call, expected = make(case)
@@ -232,5 +237,5 @@ def test_experts_in_mxfp4_by_another_formula():
     torch.testing.assert_close(answer_with(), expected(torch.float64))
     compared = partial(comparison.compare, CHECK, expected=expected, dtype=torch.bfloat16)
     assert compared(answer_with()).state is State.PASSED
-    for wrong in (answer_with(order=(1, 0)), answer_with(bias=0.0), answer_with(limit=0.5)):
-        assert compared(wrong).state is State.FAILED
+    for results in (answer_with(order=(1, 0)), answer_with(bias=0.0), answer_with(limit=0.5)):
+        assert compared(results).state is State.FAILED

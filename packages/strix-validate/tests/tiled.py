@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Attention in tiles with a running maximum, as kernels compute it, in torch on the CPU.
 
-Right by default. Each field of :class:`Kernel` is a place where a kernel can be wrong; test_planted
-puts a fault there. It shares no code with strix_validate.numerics.reference.
+The default kernel is correct. Each field of :class:`Kernel` describes a possible fault, which
+test_planted.py plants. The module shares no code with strix_validate.numerics.reference.
 """
 
 import math
@@ -16,115 +16,115 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Kernel:
-    """Numbers are added to the right value or multiplied with it; flags name what goes wrong."""
+    """A kernel with faults. Numbers are limits, or change a correct value; flags name a fault."""
 
     tile: int = 64
     scale: float = 1.0
     dq_scale: float = 1.0
     dk_scale: float = 1.0
     dv_scale: float = 1.0
-    diagonal: int = 0  # keys more that a causal query sees
+    diagonal: int = 0  # additional keys that a causal query sees
     other_corner: bool = False
-    window: int = 0  # keys more that a window has
+    window: int = 0  # additional keys on each side of a window
     softcap: bool = True
-    log_base: float = 1.0  # the logarithm is divided by it
+    log_base: float = 1.0  # the logsumexp is divided by it
     lse_of_last_tile: bool = False
-    sums: torch.dtype | None = None  # of out between tiles
-    grad_sums: torch.dtype | None = None  # of dk and dv
-    truncates: str = ""  # "all" results, or one: "weights", "out", "dq", "dk", "dv"
+    sums: torch.dtype | None = None  # if set, out is rounded after each tile
+    grad_sums: torch.dtype | None = None  # if set, dk and dv are rounded after each tile
+    truncates: str = ""  # "all", "weights", "out", "dq", "dk" or "dv": truncated, not rounded
     swallows_nan: bool = False
     skips_partial_tile: bool = False
     skips_last_query: bool = False
-    counts_padding: bool = False  # keys of zeros behind the last one
-    most_keys: int = 1 << 30
-    most_queries: int = 1 << 30
+    counts_padding: bool = False  # keys of zeros behind the last key count
+    max_keys: int = 1 << 30
+    max_queries: int = 1 << 30
     neighbour_head: bool = False  # query head h reads key/value head h % kv_heads
     one_head_of_group: bool = False  # dk and dv of the group's last head only
-    first_sequence: bool = False  # read for each sequence
-    padded_lanes: bool = False  # one more lane, of the next row, where the head dim is padded
+    first_sequence: bool = False  # each sequence reads the first one's tensors
+    padded_lanes: bool = False  # a padded head dim has one more lane, from the next row
     contiguous: bool = False  # strides are ignored
     no_delta: bool = False
-    stale_out: bool = False  # backward reads the output of the call before
+    stale_out: bool = False  # backward reads the output of the previous call
     keep_scale: bool = True  # kept weights are multiplied by 1 / (1 - p)
-    keep_again: bool = False  # backward drops other weights
-    mask_of_first_tile: bool = False  # of an additive or Boolean mask
-    inverts_mask: bool = False  # a Boolean one
-    queries_for_keys: bool = False  # offsets of a packed sequence
-    empty_shifts: bool = False  # a sequence without keys is left out, and all behind it move up
-    ignores_scale: bool = False  # the argument
-    scale_twice: bool = False  # the argument times the default
-    first_mask: bool = False  # of the sequences' masks
+    keep_again: bool = False  # backward drops other weights than forward
+    mask_of_first_tile: bool = False  # masks apply to the first tile only
+    inverts_mask: bool = False  # Boolean masks are inverted
+    queries_for_keys: bool = False  # packed keys are read at the offsets of the queries
+    empty_shifts: bool = False  # a sequence without keys is left out, and the later ones move up
+    ignores_scale: bool = False  # the argument is ignored
+    scale_twice: bool = False  # the argument is multiplied with the default
+    first_mask: bool = False  # each sequence has the first one's mask
     one_mask_for_heads: bool = False
-    mask_in_base_2: bool = False  # and no guard against a tile of infinities
+    mask_in_base_2: bool = False  # also without a guard against a tile of infinities
     dmask_scale: float = 1.0
-    most_v_lanes: bool = False  # values have as many lanes as keys
+    v_lanes_of_keys: bool = False  # values have as many lanes as keys
     v_lanes_shared: bool = False  # lanes behind the keys' repeat the first ones
-    alone: str = ""  # the gradient that lacks something where it is the only one: "dq", "dk", "dv"
-    stride_of_size: bool = False  # a stride of 0 taken for the head's size
-    group_rounded: bool = False  # up to a power of two
-    group_rounded_packed: bool = False  # where sequences are packed
-    most_heads: int = 1 << 30
-    most_planes: int = 1 << 30  # batch times heads
-    most_sequences: int = 1 << 30
+    alone: str = ""  # "dq", "dk" or "dv": wrong if it is the only gradient
+    stride_of_size: bool = False  # a stride of 0 is taken for the size of a head
+    group_rounded: bool = False  # groups of heads are rounded up to a power of two
+    group_rounded_packed: bool = False  # group_rounded, for packed sequences only
+    max_heads: int = 1 << 30
+    max_planes: int = 1 << 30  # batch times heads
+    max_sequences: int = 1 << 30
     swallows_nan_causal: bool = False
-    no_maximum_backward: bool = False  # exp(score) / exp(logsumexp)
-    dropout_tile: tuple[int, int] = (0, 0)  # queries and keys behind which the pattern repeats
-    most_queries_for_keys: bool = False  # queries behind the last key are not written
-    inference: tuple = ()  # fields that differ where no gradient is wanted, as pairs
+    no_maximum_backward: bool = False  # weights are exp(score) / exp(logsumexp)
+    dropout_tile: tuple[int, int] = (0, 0)  # queries and keys after which the pattern repeats
+    skips_queries_past_keys: bool = False  # queries behind the last key are not written
+    inference: tuple = ()  # pairs of fields and values that apply only without gradients
     ignores_alibi: bool = False
-    alibi_of_first: bool = False  # the first sequence's slopes
+    alibi_of_first: bool = False  # each sequence has the first one's slopes
     alibi_sign: float = 1.0
     rotary_offset: bool = True  # angles begin at the cache's length
-    rotary_pairs: bool = True  # neighbours or halves, as asked
-    rotary_keys: bool = True
-    rotary_rest: bool = True  # lanes behind the rotated ones are kept
-    rotary_one_by_one: bool = False  # queries that are not causal as well
-    most_window: int = 1 << 30
-    drops_one_behind: int = 0  # the last key or query where it begins a tile of this size
+    rotary_pairs: bool = True  # the argument chooses pairs of neighbours or of halves
+    rotary_keys: bool = True  # new keys are rotated
+    keeps_unrotated_lanes: bool = True  # lanes behind the rotated ones are kept
+    rotary_one_by_one: bool = False  # queries that are not causal have different positions
+    max_window: int = 1 << 30
+    drops_one_behind: int = 0  # a last key or query that begins a tile of this size is dropped
     swapped_pack: str = ""  # the two of "qkv" that a packed function swaps
-    most_tokens: int = 1 << 30
-    wide_diagonal: int = 0  # keys more that a causal query sees, in head dims above 128
+    max_tokens: int = 1 << 30
+    wide_diagonal: int = 0  # diagonal, for head dims above 128
     values_as_keys: bool = False  # v is read with k's strides
-    slice_as_whole: bool = False  # rows in a piece lie as the shape says
-    first_of_sum: bool = False  # a gradient of strides 0 is read once
-    masks_below: int = 1 << 30  # of a head dim from which on masks are ignored
-    neighbour_of_one: bool = False  # neighbour_head, where there is one query
-    causal_keep: bool = True  # keep_scale of causal calls
-    most_keys_of_one: int = 1 << 30  # keys behind it are left out, where there is one query
-    most_lanes_of_one: int = 1 << 30  # and lanes of it
-    most_lanes: int = 1 << 30  # lanes of queries behind it are left out
-    first_maximum: float = -INFINITY  # of the running maximum
+    slice_as_whole: bool = False  # a slice is read as a contiguous tensor
+    first_of_sum: bool = False  # a gradient with strides of 0 counts for the first query only
+    masks_below: int = 1 << 30  # masks are ignored from this head dim on
+    neighbour_of_one: bool = False  # neighbour_head, for a single query
+    causal_keep: bool = True  # keep_scale, for causal calls
+    max_keys_of_one: int = 1 << 30  # max_keys, for a single query
+    max_lanes_of_one: int = 1 << 30  # max_lanes, for a single query
+    max_lanes: int = 1 << 30  # later lanes of queries are left out
+    first_maximum: float = -INFINITY  # the initial value of the running maximum
     shut_out: float = -INFINITY  # the score of a key that is not seen
-    padding_backward: bool = False  # keys of zeros behind the last one, in dq
-    mask_without_dropout: bool = False  # masks are ignored where weights are dropped
-    mask_by_key_head: bool = False  # a mask's head is the head of keys
+    padding_backward: bool = False  # keys of zeros behind the last key count in dq
+    mask_without_dropout: bool = False  # masks are ignored with dropout
+    mask_by_key_head: bool = False  # masks are indexed by the head of keys
     mask_contiguous: bool = False  # a mask's strides are ignored
-    mask_of_first_query: bool = False  # numbers that all queries share are added to the first one's
-    mask_of_own_dtype: bool = False  # a mask of another dtype is left out
-    first_maximum_added: float = -INFINITY  # first_maximum, where numbers are added
-    narrow_in_groups: bool = False  # lanes of narrower values shifted where heads share them
+    mask_of_first_query: bool = False  # a mask that all queries share applies to the first
+    mask_of_own_dtype: bool = False  # a mask of another dtype is ignored
+    first_maximum_added: float = -INFINITY  # first_maximum, with an additive mask
+    narrow_in_groups: bool = False  # lanes of narrower values are shifted if heads share them
     accumulates: bool = False  # a second backward adds to the first one's dq
-    dmask_of_first: bool = False  # the gradient of a mask that sequences share is the first one's
-    full_128: float = 1.0  # scale, without a causal mask and at head dim 128
-    wide_gradient_keys: int = 1 << 30  # keys behind it lack gradients above head dim 128
+    dmask_of_first: bool = False  # a shared mask's gradient is the first sequence's
+    full_128: float = 1.0  # scale, for head dim 128 without a causal mask
+    wide_gradient_keys: int = 1 << 30  # later keys have no gradient above head dim 128
     alibi_signed: bool = False  # later keys are favoured
-    open_window: bool = True  # a window that is open to the left is one
-    window_from_first: bool = False  # queries in front of all keys see the first one in a window
-    first_length: bool = False  # a length that is a number is the first sequence's
+    open_window: bool = True  # a window that is open to the left is applied
+    window_from_first: bool = False  # in a window, queries before all keys see the first
+    first_length: bool = False  # a length that is a number applies to the first sequence
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
-        """x, rounded to dtype, in float32; part: see truncates."""
+        """Return x rounded to dtype, in float32. `part` is a name of `truncates`."""
         if self.truncates not in ("all", part or "all") or dtype is torch.float32:
             return x.to(dtype).float()
-        lost = 16 if dtype is torch.bfloat16 else 13
-        return (x.contiguous().view(torch.int32) >> lost << lost).view(torch.float32)
+        lost_bits = 16 if dtype is torch.bfloat16 else 13
+        return (x.contiguous().view(torch.int32) >> lost_bits << lost_bits).view(torch.float32)
 
     def read(self, x: Tensor) -> Tensor:
         if self.stride_of_size and x.stride(1) == 0:
             x = torch.stack([x[:, i].roll(i, -2) for i in range(x.shape[1])], 1)
-        whole = torch.empty(x.shape).stride()
-        if self.slice_as_whole and x.stride(-2) == x.shape[-1] and x.stride() != whole:
-            x = torch.as_strided(x, x.shape, whole)
+        contiguous = torch.empty(x.shape).stride()
+        if self.slice_as_whole and x.stride(-2) == x.shape[-1] and x.stride() != contiguous:
+            x = torch.as_strided(x, x.shape, contiguous)
         if self.contiguous and not x.is_contiguous():
             x = torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
         if self.first_sequence:
@@ -134,25 +134,25 @@ class Kernel:
             x = torch.cat([x, x[..., :1].roll(-1, -2)], -1)
         return x
 
-    def seen(self, queries: int, keys: slice, n: int, causal: str, window: tuple[int, int]):
-        """Which of the keys each query sees; n: number of keys."""
+    def find_visible(self, queries: int, keys: slice, n: int, causal: str, window: tuple[int, int]):
+        """Return a mask of the keys that each query sees. n is the number of all keys."""
         query, key = torch.arange(queries)[:, None], torch.arange(keys.start, keys.stop)[None]
-        own = query + n - queries
+        position = query + n - queries
         if self.other_corner and causal:
             causal = {"top-left": "bottom-right", "bottom-right": "top-left"}[causal]
-        window = tuple(min(side, self.most_window) for side in window)
+        window = tuple(min(side, self.max_window) for side in window)
         if window[0] < 0 and not self.open_window:
             window = (-1, -1)
         if window[0] >= 0 and self.window_from_first:
-            own = own.clamp(min=0)
-        found = torch.ones(queries, key.shape[1], dtype=torch.bool)
+            position = position.clamp(min=0)
+        visible = torch.ones(queries, key.shape[1], dtype=torch.bool)
         if causal:
-            found &= key <= (query if causal == "top-left" else own) + self.diagonal
+            visible &= key <= (query if causal == "top-left" else position) + self.diagonal
         if window[0] >= 0:
-            found &= key >= own - window[0] - self.window
+            visible &= key >= position - window[0] - self.window
         if window[1] >= 0:
-            found &= key <= own + window[1] + self.window
-        return found
+            visible &= key <= position + window[1] + self.window
+        return visible
 
     def __call__(
         self,
@@ -171,18 +171,22 @@ class Kernel:
         needs="qkv",
         alibi=None,
     ) -> dict[str, Tensor]:
-        """out and lse, and with grad_out dq, dk, dv and dmask; (batch, heads, seqlen, head_dim).
+        """Return out and lse, and with grad_out also dq, dk, dv and dmask.
 
-        keep: (0 or the factor of kept weights, the same for the backward pass). stale: the output
-        of the call before. needs: the gradients that are wanted. alibi: (batch, heads) slopes.
+        Args:
+            q, k, v, grad_out: (batch, heads, seqlen, head_dim).
+            keep: For each weight 0 or its factor, for the forward and the backward pass.
+            stale: The output of the previous call.
+            needs: The inputs whose gradients are needed.
+            alibi: Slopes (batch, heads).
         """
         if causal and self.swallows_nan_causal:
             return replace(self, swallows_nan=True, swallows_nan_causal=False)(
                 q, k, v, grad_out, causal=causal, mask=mask, stale=stale, needs=needs
             )
         if q.shape[-1] > 128 and self.wide_diagonal:
-            wrong = replace(self, diagonal=self.wide_diagonal, wide_diagonal=0)
-            return wrong(q, k, v, grad_out, causal=causal, window=window, stale=stale)
+            faulty = replace(self, diagonal=self.wide_diagonal, wide_diagonal=0)
+            return faulty(q, k, v, grad_out, causal=causal, window=window, stale=stale)
         if q.shape[-1] == 128 and not causal and mask is None:
             scale = (scale or 128**-0.5) * self.full_128
         if q.shape[-1] >= self.masks_below or (keep is not None and self.mask_without_dropout):
@@ -205,12 +209,12 @@ class Kernel:
         if self.first_of_sum and grad_out is not None and not any(grad_out.stride()):
             grad_out = torch.zeros_like(grad_out).index_fill_(2, torch.tensor(0), 1)
         if self.neighbour_of_one and q.shape[2] == 1:
-            wrong = replace(self, neighbour_head=True, neighbour_of_one=False)
-            return wrong(q, k, v, grad_out, causal=causal, mask=mask, scale=scale, needs=needs)
-        if k.shape[2] > self.most_keys_of_one and q.shape[2] == 1:
-            k, v = (x[:, :, : self.most_keys_of_one] for x in (k, v))
-        most_lanes = self.most_lanes_of_one if q.shape[2] == 1 else self.most_lanes
-        q = q.masked_fill(torch.arange(q.shape[-1]) >= most_lanes, 0)
+            faulty = replace(self, neighbour_head=True, neighbour_of_one=False)
+            return faulty(q, k, v, grad_out, causal=causal, mask=mask, scale=scale, needs=needs)
+        if k.shape[2] > self.max_keys_of_one and q.shape[2] == 1:
+            k, v = (x[:, :, : self.max_keys_of_one] for x in (k, v))
+        max_lanes = self.max_lanes_of_one if q.shape[2] == 1 else self.max_lanes
+        q = q.masked_fill(torch.arange(q.shape[-1]) >= max_lanes, 0)
         dtype, lanes, v_lanes = q.dtype, q.shape[-1], v.shape[-1]
         size = (*q.shape[:-1], v_lanes)
         default = lanes**-0.5
@@ -221,14 +225,14 @@ class Kernel:
         scale *= self.scale
         q, k, v = (self.read(x) for x in (q, k, v))
         heads, kv_heads, n = q.shape[1], k.shape[1], k.shape[2]
-        own = torch.arange(heads) // (heads // kv_heads)
-        own = torch.arange(heads) % kv_heads if self.neighbour_head else own
+        kv_head = torch.arange(heads) // (heads // kv_heads)
+        kv_head = torch.arange(heads) % kv_heads if self.neighbour_head else kv_head
         if self.group_rounded:
-            own = (torch.arange(heads) >> ((heads // kv_heads) - 1).bit_length()).clamp(
+            kv_head = (torch.arange(heads) >> ((heads // kv_heads) - 1).bit_length()).clamp(
                 max=kv_heads
             )
-        k, v = k[:, own], v[:, own]
-        if self.most_v_lanes and v_lanes > lanes:
+        k, v = k[:, kv_head], v[:, kv_head]
+        if self.v_lanes_of_keys and v_lanes > lanes:
             v = v.index_fill(-1, torch.arange(lanes, v_lanes), 0)
         if self.v_lanes_shared and v_lanes != lanes:
             v = v.roll(1, -1)
@@ -245,11 +249,11 @@ class Kernel:
             mask = -self.alibi_sign * alibi[:, :, None, None] * place
         one_behind = bool(self.drops_one_behind and n % self.drops_one_behind == 1 and n > 1)
         partial = n % self.tile if self.skips_partial_tile and n > self.tile else 0
-        used = min(n - one_behind, n - partial, self.most_keys)
+        used = min(n - one_behind, n - partial, self.max_keys)
         tiles = [slice(i, min(i + self.tile, used)) for i in range(0, used, self.tile)]
 
         def score(keys: slice) -> tuple[Tensor, Tensor]:
-            """Scores of these keys, -inf where not seen, and the derivative of the soft cap."""
+            """Return the scores of keys, -inf if not visible, and the derivative of the softcap."""
             s = q @ k[:, :, keys].transpose(-2, -1) * scale
             slope = torch.ones_like(s)
             if softcap and self.softcap:
@@ -260,8 +264,8 @@ class Kernel:
                 if self.mask_in_base_2 and part.dtype is not torch.bool:
                     part = (part.float() / math.log(2)).to(dtype) * math.log(2)
                 s = s.masked_fill(~part, self.shut_out) if part.dtype is torch.bool else s + part
-            seen = self.seen(q.shape[2], keys, n, causal, window)
-            return s.masked_fill(~seen, self.shut_out), slope
+            visible = self.find_visible(q.shape[2], keys, n, causal, window)
+            return s.masked_fill(~visible, self.shut_out), slope
 
         best = torch.full((*q.shape[:3], 1), first_maximum)
         total, out = torch.zeros_like(best), torch.zeros(*q.shape[:3], v.shape[-1])
@@ -286,21 +290,21 @@ class Kernel:
         lse = (best + total.log())[..., 0]
         if self.lse_of_last_tile:
             lse = score(tiles[-1])[0].logsumexp(-1)
-        found = {"lse": lse / self.log_base}
+        results = {"lse": lse / self.log_base}
         if self.skips_last_query:
             out[:, :, -1] = 0
-        out[:, :, self.most_queries :] = 0
-        out[:, self.most_heads :] = 0
-        out[self.most_sequences :] = 0
-        out.flatten(0, 1)[self.most_planes :] = 0
-        if self.most_queries_for_keys and causal:
+        out[:, :, self.max_queries :] = 0
+        out[:, self.max_heads :] = 0
+        out[self.max_sequences :] = 0
+        out.flatten(0, 1)[self.max_planes :] = 0
+        if self.skips_queries_past_keys and causal:
             out[:, :, n:] = 0
         if one_behind:
             out[:, :, q.shape[2] - q.shape[2] % self.drops_one_behind :] = 0
         if grad_out is not None:
             log = (best + total.masked_fill(empty, 1).log()).masked_fill(empty, INFINITY)
             seen_out = stale if self.stale_out and stale is not None else out
-            found |= self.gradients(
+            results |= self.gradients(
                 q,
                 k,
                 v,
@@ -312,13 +316,13 @@ class Kernel:
                 keep,
                 scale,
                 dtype,
-                own,
+                kv_head,
                 kv_heads,
                 lanes,
                 v_lanes,
                 needs,
             )
-        return found | {"out": out[..., :v_lanes].reshape(size).to(dtype)}
+        return results | {"out": out[..., :v_lanes].reshape(size).to(dtype)}
 
     def gradients(
         self,
@@ -333,13 +337,13 @@ class Kernel:
         keep,
         scale,
         dtype,
-        own,
+        kv_head,
         kv_heads,
         lanes,
         v_lanes,
         needs,
     ) -> dict[str, Tensor]:
-        """log: each query's logarithm of its sum of weights, infinite without keys."""
+        """Return dq, dk, dv and dmask. log is each query's logsumexp, infinite without keys."""
         grad_out = torch.cat([grad_out, torch.zeros(*q.shape[:3], v.shape[-1] - v_lanes)], -1)
         is_alone = self.alone == f"d{needs}"
         has_delta = not self.no_delta and not (is_alone and self.alone != "dv")
@@ -353,11 +357,11 @@ class Kernel:
             if self.swallows_nan:
                 weights = weights.nan_to_num(0)
             grad = grad_out @ v[:, :, keys].transpose(-2, -1)
-            kept = weights
+            kept_weights = weights
             if keep is not None:
-                grad, kept = grad * keep[1][..., keys], weights * keep[1][..., keys]
+                grad, kept_weights = grad * keep[1][..., keys], weights * keep[1][..., keys]
             grad = self.store(weights * (grad - delta) * slope, dtype, "weights")
-            kept = self.store(kept, dtype, "weights")
+            kept_weights = self.store(kept_weights, dtype, "weights")
             dmask[..., keys] = grad * self.dmask_scale
             dq += grad @ k[:, :, keys] * scale
             if self.padding_backward and k.shape[2] % self.tile:
@@ -365,30 +369,30 @@ class Kernel:
             for i in range(0, q.shape[2], self.tile):
                 rows = slice(i, i + self.tile)
                 more_k = grad[:, :, rows].transpose(-2, -1) @ q[:, :, rows] * scale
-                more_v = kept[:, :, rows].transpose(-2, -1) @ grad_out[:, :, rows]
-                for whole, more in ((dk, more_k), (dv, more_v)):
-                    more = whole[:, :, keys] + more
-                    whole[:, :, keys] = self.store(more, dtype) if sums else more
+                more_v = kept_weights[:, :, rows].transpose(-2, -1) @ grad_out[:, :, rows]
+                for total, addend in ((dk, more_k), (dv, more_v)):
+                    addend = total[:, :, keys] + addend
+                    total[:, :, keys] = self.store(addend, dtype) if sums else addend
         if lanes > 128:
             dk[:, :, self.wide_gradient_keys :] = dv[:, :, self.wide_gradient_keys :] = 0
         factors = {"dq": self.dq_scale, "dk": self.dk_scale, "dv": self.dv_scale}
         if is_alone and self.alone == "dv":
             factors["dv"] *= 1.05
-        found = {
+        results = {
             "dq": dq,
-            "dk": self.per_head(dk, own, kv_heads),
-            "dv": self.per_head(dv, own, kv_heads),
+            "dk": self.sum_by_kv_head(dk, kv_head, kv_heads),
+            "dv": self.sum_by_kv_head(dv, kv_head, kv_heads),
         }
         return {"dmask": dmask.to(dtype)} | {
             name: self.store(
                 x[..., : v_lanes if name == "dv" else lanes] * factors[name], dtype, name
             ).to(dtype)
-            for name, x in found.items()
+            for name, x in results.items()
         }
 
-    def per_head(self, x: Tensor, own: Tensor, kv_heads: int) -> Tensor:
-        """Gradients by query head summed over those that read the same key/value head."""
+    def sum_by_kv_head(self, x: Tensor, kv_head: Tensor, kv_heads: int) -> Tensor:
+        """Sum the gradients of all query heads that read the same key/value head."""
         if self.one_head_of_group:
             group = x.shape[1] // kv_heads
             return x[:, group - 1 :: group]
-        return torch.zeros(x.shape[0], kv_heads, *x.shape[2:]).index_add_(1, own, x)
+        return torch.zeros(x.shape[0], kv_heads, *x.shape[2:]).index_add_(1, kv_head, x)

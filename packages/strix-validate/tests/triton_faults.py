@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults to plant in Triton packages: (file, text, what it becomes, the check that fails)."""
+"""Faults to plant in Triton packages: (file, text, its replacement, the check that fails)."""
 
 FAULTS = {
     "liger_kernel: mean over the padded block": (
@@ -282,7 +282,7 @@ FAULTS = {
         "0 * stride_we",
         "gguf-q8_0",
     ),
-    # what only the lanes, heads and sizes of models show
+    # faults that only the lanes, heads and sizes of models show
     "fla: lanes of keys behind the 64th do not forget": (
         "fla/ops/common/chunk_delta_h.py",
         "                b_h2 *= b_g_last\n",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults to plant in vLLM's kernels: (file, text, what it becomes, the check that fails)."""
+"""Faults to plant in vLLM's kernels: (file, text, its replacement, the check that fails)."""
 
 _GPU = "vllm/v1/worker/gpu"
 _OPS = "vllm/v1/attention/ops"
@@ -238,7 +238,7 @@ _NEXT_SLOT = (
 )
 _FIRST_EXPERT = ("tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)")
 _KV_HEADS = "(num_query_heads // num_queries_per_kv)"
-#: Strides of contiguous tensors, where the server's are slices and interleaved; and what only
+#: Faults in strides, because the server's tensors are slices or interleaved; and faults that only
 #: batches of several tiles, several heads of keys, or a few queries show.
 LAYOUT = {
     "queries taken as contiguous": (_UNIFIED, *_ROWS, "prefill"),
@@ -332,7 +332,7 @@ LAYOUT = {
         "moe-swizzle",
     ),
 }
-#: In the paged attention, the cache's writer, rope, norm and experts, and in whole models.
+#: Faults in paged attention, the cache's writer, rope, norms and experts, and in whole models.
 _MASKED = ('& seq_mask, S, float("-inf")', "& seq_mask, S, -100.0")
 ATTENTION = {
     "keys shut out by -100": (_UNIFIED, *_MASKED, "prefill-low"),
@@ -506,7 +506,7 @@ ATTENTION = {
         )
     },
 }
-#: What only the lanes, groups, ranks and sizes of models show.
+#: Faults that only the lanes, groups, ranks and sizes of models show.
 GENERATED = {
     "experts of a token behind the eighth": (
         _MOE,
@@ -581,7 +581,7 @@ GENERATED = {
         "temperature-min-p-Llama-4-Scout",
     ),
 }
-#: Of other tiers, each named before its check.
+#: Faults that other tiers catch. The tier's name precedes the check's.
 TIERS = {
     "LDS of twice the tile": (
         _UNIFIED,
