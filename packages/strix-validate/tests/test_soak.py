@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`strix-validate soak`: what it makes of a GPU that hangs, throttles, drifts, leaks or is wrong.
+"""The verdicts of `strix-validate soak` on a GPU that hangs, throttles, drifts, leaks or is wrong.
 
-The GPU is a mock, and so is the clock. test_soak_worker has the real loads, test_soak_program
+The GPU and the clock are mocks. test_soak_worker.py tests the real loads, and test_soak_program.py
 the real processes.
 """
 
@@ -31,8 +31,9 @@ def failed(story):
 
 
 def run(**options):
-    rest = {name: options.pop(name) for name in ("minutes", "faults", "tree") if name in options}
-    return soak(FakeGpu(Clock(), **options), **rest)
+    names = ("minutes", "faults", "tree")
+    soak_options = {name: options.pop(name) for name in names if name in options}
+    return soak(FakeGpu(Clock(), **options), **soak_options)
 
 
 def test_an_hour_without_a_fault_passes():
@@ -151,7 +152,7 @@ def test_a_speed_that_falls_is_throttling_without_sensors():
 
 
 def test_a_server_that_is_slower_is_no_throttling():
-    """Its speed is that of the processor and of the scheduler as well."""
+    """A server's speed depends on the CPU and the scheduler, too."""
     story = run()
     story.units["server"] = "requests_per_s"
     rates = [100.0] * 10 + [20.0] * 10
@@ -241,15 +242,16 @@ def test_what_cannot_be_read_is_skipped_with_its_reason():
 
 
 def test_old_readings_do_not_stand_for_the_present():
-    """Sensors that block with the GPU leave their columns empty."""
+    """If sensors hang with the GPU, their columns stay empty."""
     gpu = FakeGpu(Clock())
-    gpu.sensors.lines, read = (lambda: read() if gpu.clock.seconds < 100 else []), gpu.sensors.lines
+    read = gpu.sensors.lines
+    gpu.sensors.lines = lambda: read() if gpu.clock.seconds < 100 else []
     samples = soak(gpu, minutes=5).samples
     assert samples[104]["clock_mhz"] == 2700 and samples[105]["clock_mhz"] is None
 
 
 def test_the_record_is_written_as_it_goes_and_survives_an_interruption(tmp_path, monkeypatch):
-    """By the mock's clock, to which the intervals between two writes belong as well."""
+    """The intervals between writes follow the mock clock, too."""
     clock = Clock(interrupt_at=5 * 60 + 1)
     monkeypatch.setattr(command.time, "monotonic", clock.now)
     story = command.Story(GPU)
@@ -296,7 +298,7 @@ def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
     (figure,) = plots.figures(make(*verdicts.judge(story), tier="soak"))
     labels = [axes.get_ylabel() for axes in figure.axes]
     assert labels == ["°C", "MHz", "GPU, MiB", "speed"]
-    assert all(len(axes.lines) == 2 for axes in figure.axes)  # the course, and one event
+    assert all(len(axes.lines) == 2 for axes in figure.axes)  # the curve, and one event
     assert len(plots.write(make(*verdicts.judge(story)), tmp_path, "soak")) == 2
 
 

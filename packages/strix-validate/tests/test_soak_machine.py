@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a soak reads of the machine: its sensors, the kernel's messages, and what doctor finds."""
+"""Data that a soak reads of the machine: sensors, the kernel's messages, and doctor's findings."""
 
 import os
 import struct
@@ -125,7 +125,7 @@ def test_the_kernels_log_is_read_from_its_end(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("shows", [True, False])
 def test_the_journal_is_read_where_the_kernels_log_may_not_be(shows, tmp_path, monkeypatch):
-    """journalctl is a mock: it prints nothing where the user may see no message of the kernel."""
+    """journalctl is a mock. It prints nothing if the user may not read the kernel's messages."""
     program = tmp_path / "journalctl"
     program.write_text(f"#!/bin/sh\n{'echo amdgpu: GPU reset begin' if shows else ':'}\n")
     program.chmod(0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The program `strix-validate soak` and its processes, on the CPU: hanging, killed, interrupted."""
+"""The program `strix-validate soak` and its processes on the CPU: hung, killed, interrupted."""
 
 import errno
 import json
@@ -58,7 +58,7 @@ def test_a_worker_that_fails_is_told_with_what_it_ran(fault, words, tmp_path):
 
 
 class LeapingClock(Clock):
-    """The machine's clock; each wait takes two hours more once a file is there."""
+    """The machine's clock. Once a file exists, each wait takes two hours more."""
 
     def __init__(self, file):
         self.file, self.leaps = file, 0
@@ -72,11 +72,12 @@ class LeapingClock(Clock):
 
 
 def test_a_real_hang_ends_with_what_ran_and_leaves_no_process(tmp_path, monkeypatch):
-    """No clock of the machine's decides when: hours pass at once when the worker hangs."""
+    """The clock leaps by hours when the worker hangs, so that the test does not depend on time."""
     hangs = tmp_path / "hangs"
     monkeypatch.setenv("HANGS", str(hangs))
     clock = LeapingClock(hangs)
-    started, init = [], LineProcess.__init__
+    started = []
+    init = LineProcess.__init__
 
     def start(self, *arguments):
         init(self, *arguments)
@@ -89,7 +90,7 @@ def test_a_real_hang_ends_with_what_ran_and_leaves_no_process(tmp_path, monkeypa
 
 
 def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
-    """The worker writes, the recorder reads, and the check of that load alone fails."""
+    """The worker reports the number, the recorder reads it, and only the check of its load fails."""
     folder = tmp_path / "records"
 
     def interrupt(row):
@@ -117,7 +118,7 @@ def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
 
 @pytest.fixture
 def running(tmp_path):
-    """The program itself, on the CPU, once its loads have begun; and the folder of its record."""
+    """The running program with its loads begun, its worker's id, and the folder of its record."""
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
     arguments = ["soak", "--device", "cpu", "--minutes", "600", "--evidence", str(tmp_path)]
     process = subprocess.Popen(
@@ -135,7 +136,7 @@ def running(tmp_path):
 
 
 def wait_for_rows(folder, process):
-    """Wait until the table has a row of a load; yield the worker's number."""
+    """Wait until the table has a row of a load; yield the worker's process id."""
     while process.poll() is None:
         text = "".join(file.read_text() for file in folder.glob("*.csv"))
         if ",attention,0," in text:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The loads of a soak on the CPU, with faults planted in torch, and its server."""
+"""The loads of a soak on the CPU, with faults planted in torch, and the load of a server."""
 
+import itertools
 import json
 import threading
 from types import SimpleNamespace
@@ -32,14 +33,14 @@ def test_right_results_are_right(load):
 
 def spoil(load, monkeypatch, change, call=2):
     """Change the results of one call."""
-    right, calls = load.call, []
+    correct_call = load.call
+    numbers = itertools.count(1)
 
-    def wrong():
-        calls.append(0)
-        results = right()
-        return change(results) if len(calls) == call else results
+    def wrong_call():
+        results = correct_call()
+        return change(results) if next(numbers) == call else results
 
-    monkeypatch.setattr(load, "call", wrong)
+    monkeypatch.setattr(load, "call", wrong_call)
     load._repeats = 5
     return load.step()
 
@@ -71,12 +72,12 @@ def test_a_wrong_gradient_is_seen(monkeypatch):
 
 
 def test_a_call_that_writes_nothing_is_seen(load, monkeypatch):
-    """It returns the memory of the call before, which held right numbers."""
-    right = load.call
+    """It returns the memory of the previous call, whose numbers were correct."""
+    correct_call = load.call
     earlier = []
 
     def stale():
-        earlier.append(right() if len(earlier) < 2 else earlier[-1])
+        earlier.append(correct_call() if len(earlier) < 2 else earlier[-1])
         return earlier[-1]
 
     monkeypatch.setattr(load, "call", stale)
@@ -86,55 +87,57 @@ def test_a_call_that_writes_nothing_is_seen(load, monkeypatch):
 
 def test_a_load_whose_first_results_differ_is_compared_with_float64_alone(monkeypatch):
     product = loads.ProductLoad("cpu")
-    right, calls = product.call, []
+    correct_call = product.call
+    numbers = itertools.count(1)
 
     def noisy():
-        calls.append(0)
-        results = right()
-        results["out"].flatten()[5] *= 1 + 2.0**-10 * (len(calls) % 2)  # the last bit
+        results = correct_call()
+        results["out"].flatten()[5] *= 1 + 2.0**-10 * (next(numbers) % 2)  # the last bit
         return results
 
     monkeypatch.setattr(product, "call", noisy)
     product.prepare()
     step = product.step()
     assert step.changed is None and step.error < 1
-    wrong = spoil(product, monkeypatch, lambda results: {"out": results["out"] + 1}, call=2)
-    assert wrong.changed is None and wrong.error > 1
+    step = spoil(product, monkeypatch, lambda results: {"out": results["out"] + 1}, call=2)
+    assert step.changed is None and step.error > 1
 
 
 def test_a_tensor_that_does_not_repeat_itself_does_not_excuse_the_others(monkeypatch):
-    """On an NVIDIA GPU dq is summed in any order."""
+    """dq may be such a tensor: an NVIDIA GPU sums it in any order."""
     attention = loads.AttentionLoad("cpu")
-    right, calls = attention.call, []
+    correct_call = attention.call
+    numbers = itertools.count(1)
 
     def noisy():
-        calls.append(0)
-        results = right()
-        results["dq"][0, 0, -1, -1] *= 1 + 2.0**-10 * (len(calls) % 2)
+        results = correct_call()
+        results["dq"][0, 0, -1, -1] *= 1 + 2.0**-10 * (next(numbers) % 2)
         return results
 
     monkeypatch.setattr(attention, "call", noisy)
     attention.prepare()
     assert attention._fixed == ["out", "dk", "dv"]
-    right_step = attention.step()
-    assert right_step.changed == 0 and right_step.error < 1
+    step = attention.step()
+    assert step.changed == 0 and step.error < 1
 
     def change(results):
         results["dv"].view(torch.int16)[0, 0, 5, 5] ^= 1
         return results
 
     assert spoil(attention, monkeypatch, change).changed == 1
-    wrong = spoil(attention, monkeypatch, lambda results: results | {"dq": results["dq"] + 1})
-    assert wrong.error > 1
+    step = spoil(attention, monkeypatch, lambda results: results | {"dq": results["dq"] + 1})
+    assert step.error > 1
 
 
 def test_each_tensor_has_its_turn_on_the_cpu(monkeypatch):
-    """A GPU that compares wrong, and finds no error, does not hide one."""
+    """A GPU whose comparisons wrongly find no error cannot hide one."""
     attention = loads.AttentionLoad("cpu")
     attention.prepare()
     monkeypatch.setattr(attention, "_error", lambda results, names: torch.zeros(()))
-    right = attention.call
-    monkeypatch.setattr(attention, "call", lambda: right() | {"dk": right()["dk"] + 1})
+    correct_call = attention.call
+    monkeypatch.setattr(
+        attention, "call", lambda: correct_call() | {"dk": correct_call()["dk"] + 1}
+    )
     errors = [attention.step().error for _ in range(4)]
     assert [error > 1 for error in errors] == [False, False, True, False]
 
@@ -142,12 +145,12 @@ def test_each_tensor_has_its_turn_on_the_cpu(monkeypatch):
 def test_copies_are_compared_bit_for_bit(monkeypatch):
     copy = loads.CopyLoad("cpu")
     copy.prepare()
-    right = copy.step()
-    assert right.changed == 0 and right.error == 0
-    copies = torch.Tensor.copy_
+    step = copy.step()
+    assert step.changed == 0 and step.error == 0
+    correct_copy = torch.Tensor.copy_
 
     def lossy(self, source):
-        copies(self, source)
+        correct_copy(self, source)
         if self is copy._target:
             self[-1] ^= 1
         return self
@@ -155,7 +158,7 @@ def test_copies_are_compared_bit_for_bit(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "copy_", lossy)
     assert copy.step().changed == copy._repeats + 1
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, source: self)
-    assert copy.step().changed == 1  # all are zeros, but for the origin
+    assert copy.step().changed == 1  # only the source is not zeros
 
 
 @pytest.mark.parametrize("fault", ["", "logprobs", "usage"])
@@ -177,7 +180,7 @@ def test_prompts_of_the_server_differ_and_fit_the_tiny_model():
 
 
 class FakeSession:
-    """A mock of ServerSession: it lacks something, or its server does."""
+    """A mock of ServerSession, for which a requirement is missing or whose server is broken."""
 
     def __init__(self, device, flags, missing="", broken=""):
         self.device, self.flags, self.missing, self.broken = device, flags, missing, broken
@@ -232,6 +235,7 @@ def test_the_worker_takes_turns_with_a_server(tmp_path):
         server.shutdown()
     turns = [message["load"] for message in messages if "turn" in message]
     assert turns[:5] == ["attention", "product", "copy", "server", "attention"]
-    (step, *_) = [each for each in messages if each.get("load") == "server" and "step" in each]
+    steps = [m for m in messages if m.get("load") == "server" and "step" in m]
+    step = steps[0]
     assert step["results"] == 32 and step["error"] < 1 and step["rate"] > 0
     assert worker.status() == 0

@@ -26,8 +26,8 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
 
 
-def write(file: Path, arch: str = "qwen3", **more: object) -> Path:
-    """A GGUF file of one layer, as llama.cpp's converter writes one."""
+def write(file: Path, arch: str = "qwen3", **changes: object) -> Path:
+    """Write a GGUF file of one layer, as llama.cpp's converter does."""
     gguf = pytest.importorskip("gguf")
     numpy = pytest.importorskip("numpy")
     writer = gguf.GGUFWriter(file, arch)
@@ -40,7 +40,7 @@ def write(file: Path, arch: str = "qwen3", **more: object) -> Path:
         "attention.key_length": 64,
         "attention.value_length": 64,
         "context_length": 40960,
-    } | more
+    } | changes
     for key, value in sizes.items():
         if isinstance(value, list):
             writer.add_array(f"{arch}.{key}", value)
@@ -68,16 +68,16 @@ SIZE = 512 * 4 + 512 * 288 + 2000 * 420
 
 
 def test_a_gguf_file_is_answered(tmp_path: Path) -> None:
-    """It was refused by its name."""
+    """Once, such a file was refused because of its name."""
     file = write(tmp_path / "model-Q4_K_M.gguf")
-    status, said = run(file)
-    assert status == 0 and "starts, according to the table" in said
-    assert "vllm-gguf-plugin: compiled, interpreted, emulated (Q6_K)" in said
-    assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in said
-    assert "1 KiB of KV cache per token" in said and "environment formats" in said
-    assert "--tool-call-parser hermes" in said
-    status, said = run(file, "--json")
-    result = json.loads(said)
+    status, output = run(file)
+    assert status == 0 and "starts, according to the table" in output
+    assert "vllm-gguf-plugin: compiled, interpreted, emulated (Q6_K)" in output
+    assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in output
+    assert "1 KiB of KV cache per token" in output and "environment formats" in output
+    assert "--tool-call-parser hermes" in output
+    status, output = run(file, "--json")
+    result = json.loads(output)
     assert (result["weights"], result["token"]) == (SIZE, 2 * 2 * 2 * 2 * 64)
     assert result["length"] == 40960
     assert run(tmp_path)[0] == 0  # its folder
@@ -101,49 +101,49 @@ def test_a_hybrid_gguf_file(tmp_path: Path) -> None:
 
 def test_shards_are_read_together(tmp_path: Path) -> None:
     first = write(tmp_path / "model-00001-of-00002.gguf")
-    status, said = run(first)
-    assert status == 2 and "model-00002-of-00002.gguf is missing" in said
+    status, output = run(first)
+    assert status == 2 and "model-00002-of-00002.gguf is missing" in output
     write(tmp_path / "model-00002-of-00002.gguf")
     assert gguf_file.read(first).weights == 2 * SIZE
 
 
 def test_types_without_a_kernel_and_encoders(tmp_path: Path) -> None:
-    status, said = run(write(tmp_path / "mmproj.gguf", "clip"))
-    assert status == 2 and "pass the model's own file" in said
+    status, output = run(write(tmp_path / "mmproj.gguf", "clip"))
+    assert status == 2 and "pass the model's own file" in output
     assert gguf_file.make_row("TQ1_0").refused and not gguf_file.make_row("Q8_0").refused
 
 
 def test_each_type_of_gguf_has_its_checks() -> None:
     from strix_validate import tiers
 
-    known = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
+    existing = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
     for kind in table.read_table()["gguf_types"]:
         row = gguf_file.make_row(kind.upper())
-        assert set(row.checks) <= known and row.proven == "compiled, interpreted, emulated"
+        assert set(row.checks) <= existing and row.proven == "compiled, interpreted, emulated"
 
 
 def test_every_truncated_gguf_file_gives_one_message(tmp_path: Path) -> None:
-    whole = write(tmp_path / "whole.gguf").read_bytes()
+    content = write(tmp_path / "whole.gguf").read_bytes()
     file = tmp_path / "model.gguf"
-    ends = [*range(0, 64, 7), *range(64, len(whole), len(whole) // 40), len(whole) - 1]
+    ends = [*range(0, 64, 7), *range(64, len(content), len(content) // 40), len(content) - 1]
     for end in ends:
-        file.write_bytes(whole[:end])
-        status, said = run(file)
-        assert status == 2 and "cannot be read as a GGUF file" in said, end
-        assert "Traceback" not in said
+        file.write_bytes(content[:end])
+        status, output = run(file)
+        assert status == 2 and "cannot be read as a GGUF file" in output, end
+        assert "Traceback" not in output
 
 
 def test_damaged_gguf_files_end(tmp_path: Path) -> None:
-    """With bytes of the header replaced: an answer, or one message, in bounded time and memory."""
-    whole = write(tmp_path / "whole.gguf").read_bytes()
+    """With header bytes replaced, the command gives an answer or a message, in bounded time."""
+    content = write(tmp_path / "whole.gguf").read_bytes()
     file, seed = tmp_path / "model.gguf", random.Random(7)
     for _ in range(60):
-        data = bytearray(whole)
+        data = bytearray(content)
         for _ in range(3):
             data[seed.randrange(800)] = seed.randrange(256)
         file.write_bytes(data)
-        status, said = run(file)
-        assert status in (0, 1, 2) and "Traceback" not in said
+        status, output = run(file)
+        assert status in (0, 1, 2) and "Traceback" not in output
 
 
 def header(*fields: bytes, tensors: int = 1) -> bytes:
@@ -154,14 +154,14 @@ def key(name: str, kind: int, value: bytes) -> bytes:
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
 
 
-#: Lengths that no file holds: arrays of nothing looped without end, or filled the memory.
+#: Impossible lengths. Once, such arrays looped without end or filled the memory.
 HOSTILE = {
     "an array without end": header(key("a", 9, struct.pack("<IQ", 0, 1 << 62))),
     "arrays in arrays": header(key("a", 9, struct.pack("<IQ", 9, 1) * 100_000)),
     "a string without end": header(key("a", 8, struct.pack("<Q", 1 << 62))),
     "keys without end": b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 62),
     "tensors without end": b"GGUF" + struct.pack("<IQQ", 3, 1 << 62, 0),
-    "a type that is none": header(key("a", 99, b"")),
+    "an unknown type": header(key("a", 99, b"")),
     "version 99": b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
     "no magic": b"GGML" * 9,
     "zeros": bytes(1 << 16),
@@ -169,26 +169,26 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("behind", [0, 1 << 19])
-def test_a_hostile_gguf_file_gives_one_message(name: str, behind: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("padding", [0, 1 << 19])
+def test_a_hostile_gguf_file_gives_one_message(name: str, padding: int, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     file = tmp_path / "model.gguf"
     file.write_bytes(HOSTILE[name])
     with file.open("r+b") as opened:
-        opened.truncate(len(HOSTILE[name]) + behind)  # zeros that take no room on the disk
-    status, said = run(file)
-    assert status == 2 and "Traceback" not in said
-    assert "cannot be read as a GGUF file" in said or "is it a model" in said
+        opened.truncate(len(HOSTILE[name]) + padding)  # zeros that take no room on the disk
+    status, output = run(file)
+    assert status == 2 and "Traceback" not in output
+    assert "cannot be read as a GGUF file" in output or "is it a model" in output
 
 
 def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    status, said = run(tmp_path / "model.gguf")
-    assert status == 2 and suggest_installation("gguf") in said
+    status, output = run(tmp_path / "model.gguf")
+    assert status == 2 and suggest_installation("gguf") in output
 
 
-#: Mistral-Small-3.2's, as far as it is read.
+#: The keys of Mistral-Small-3.2's params.json that are read.
 PARAMS = {
     "dim": 5120,
     "n_layers": 40,
@@ -211,11 +211,11 @@ PARAMS = {
 
 
 def test_a_params_json_alone(tmp_path: Path) -> None:
-    """It was "no config.json"."""
+    """Once, the message was "no config.json"."""
     (tmp_path / "params.json").write_text(json.dumps(PARAMS))
-    status, said = run(tmp_path)
-    assert status == 0 and "44.7 GiB of weights, 160 KiB of KV cache" in said
-    assert "FLASH_ATTN" in said and "--tool-call-parser mistral" in said
+    status, output = run(tmp_path)
+    assert status == 0 and "44.7 GiB of weights, 160 KiB of KV cache" in output
+    assert "FLASH_ATTN" in output and "--tool-call-parser mistral" in output
     result = command.answer_model(str(tmp_path), None).answer
     tree = Tree(hosts.make(tmp_path / "host", {}))
     line = answer.describe("NAME", result, tree)[-1]
@@ -223,44 +223,44 @@ def test_a_params_json_alone(tmp_path: Path) -> None:
 
 
 def test_formats_and_experts_of_a_params_json(tmp_path: Path) -> None:
-    """Ministral's FP8 has one scale a tensor, which no kernel takes on gfx11."""
+    """Ministral's FP8 has one scale per tensor, for which gfx11 has no kernel."""
     file = tmp_path / "params.json"
     file.write_text(json.dumps(PARAMS | {"quantization": {"qformat_weight": "fp8_e4m3"}}))
-    status, said = run(tmp_path)
-    assert status == 1 and "ScaledMM" in said and "FP8 in blocks" in said
+    status, output = run(tmp_path)
+    assert status == 1 and "ScaledMM" in output and "FP8 in blocks" in output
     file.write_text(json.dumps(PARAMS | {"moe": {"num_experts": 8, "num_experts_per_tok": 2}}))
     assert "TritonExperts" in run(tmp_path)[1]
-    for wrong in ({"quantization": {"qformat_weight": "int3"}}, {"moe": 3}, {"dim": None}):
-        file.write_text(json.dumps(PARAMS | wrong))
-        status, said = run(tmp_path)
-        assert status == 2 and "params.json" in said and "Traceback" not in said
+    for change in ({"quantization": {"qformat_weight": "int3"}}, {"moe": 3}, {"dim": None}):
+        file.write_text(json.dumps(PARAMS | change))
+        status, output = run(tmp_path)
+        assert status == 2 and "params.json" in output and "Traceback" not in output
 
 
-def adapter(folder: Path, **more: object) -> Path:
+def adapter(folder: Path, **changes: object) -> Path:
     folder.mkdir(exist_ok=True)
-    config = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 32, **more}
+    config = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 32, **changes}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 
 def test_a_loras_folder(tmp_path: Path) -> None:
-    """It was "no config.json"; the answer is its model's, with the flags that load both."""
+    """The answer is about its base model, with flags that load both. Once, there was none."""
     folder = adapter(tmp_path / "lora")
-    status, said = run(folder)
-    assert status == 2 and f"--lora-modules adapter={folder} --max-lora-rank 32" in said
-    assert "hf download Qwen/Qwen3-8B" in said
+    status, output = run(folder)
+    assert status == 2 and f"--lora-modules adapter={folder} --max-lora-rank 32" in output
+    assert "hf download Qwen/Qwen3-8B" in output
     base = tmp_path / "cache/hub/models--Qwen--Qwen3-8B/snapshots/abc"
     base.mkdir(parents=True)
     (base / "config.json").write_text(json.dumps(FILES["Qwen3-8B"]))
-    status, said = run(folder)
-    assert status == 0 and "a LoRA of rank 32: the following lines are about Qwen/Qwen3-8B" in said
+    status, output = run(folder)
+    assert status == 0 and "a LoRA of rank 32: the following lines are about Qwen/Qwen3-8B" in output
     served = command.answer_model(str(folder), None)
     line = answer.describe(served.name, served.answer, Tree(hosts.make(tmp_path / "host", {})))[-1]
     assert f"vllm serve Qwen/Qwen3-8B --enable-lora --lora-modules adapter={folder}" in line
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("keys", "words"),
     [
         ({"peft_type": "IA3"}, "loads only LoRA"),
         ({"base_model_name_or_path": None}, "which model is it for"),
@@ -271,8 +271,8 @@ def test_a_loras_folder(tmp_path: Path) -> None:
         ({"r": 1024}, "above 512"),
     ],
 )
-def test_an_adapter_that_vllm_does_not_load(said: dict, words: str, tmp_path: Path) -> None:
-    status, output = run(adapter(tmp_path / "lora", **said))
+def test_an_adapter_that_vllm_does_not_load(keys: dict, words: str, tmp_path: Path) -> None:
+    status, output = run(adapter(tmp_path / "lora", **keys))
     assert status == 2 and words in output and "Traceback" not in output
 
 
@@ -283,9 +283,9 @@ def test_ranks_are_vllms() -> None:
 
 
 def test_modelopts_format_beside_a_config(tmp_path: Path) -> None:
-    """hf_quant_config.json, as ModelOpt of 2024 wrote it."""
+    """ModelOpt of 2024 wrote hf_quant_config.json beside config.json."""
     (tmp_path / "config.json").write_text(json.dumps(FILES["Llama-3.1-8B"]))
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
-    status, said = run(tmp_path)
-    assert status == 0 and "EmulationNvFp4LinearKernel" in said
+    status, output = run(tmp_path)
+    assert status == 0 and "EmulationNvFp4LinearKernel" in output

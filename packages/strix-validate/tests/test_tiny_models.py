@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The small models' files: read back with other code than wrote them. vLLM does not run here.
+"""The files of the small models, read by other code than wrote them. vLLM does not run here.
 
 Set VLLM_SOURCE to a folder of vLLM's source to look the models up in its registries.
 """
@@ -24,7 +24,7 @@ REAL = Path(os.environ.get("VLLM_SOURCE", ""))
 
 
 def unpack_int4(stored):
-    """As compressed-tensors says: number i of an int32 is its bits 4 i to 4 i + 3, less 8."""
+    """Unpack as compressed-tensors does: number i of an int32 is its bits 4i to 4i + 3, less 8."""
     packed = stored["_packed"].long() & 0xFFFFFFFF
     codes = torch.stack([(packed >> shift) % 16 for shift in range(0, 32, 4)], -1).flatten(-2) - 8
     assert list(codes.shape) == stored["_shape"].tolist()
@@ -37,7 +37,7 @@ def unpack_fp8(stored):
 
 
 def unpack_mxfp4(stored):
-    """As OCP's MX says: sign, exponent and mantissa of e2m1; the low half of a byte first."""
+    """Unpack OCP's MXFP4: sign, exponent and mantissa of e2m1; the low half of a byte first."""
     blocks = stored["_blocks"].int()
     codes = torch.stack([blocks % 16, blocks // 16], -1).flatten(-2)
     sign, exponent, mantissa = 1 - 2 * (codes // 8), codes // 2 % 4, codes % 2
@@ -48,7 +48,7 @@ def unpack_mxfp4(stored):
 
 
 def unpack_q4_0(stored):
-    """As llama.cpp says: a float16, then 16 bytes with the low and the high half of 32 numbers."""
+    """Unpack llama.cpp's Q4_0: a float16, then 16 bytes with numbers 0 to 15 low, 16 to 31 high."""
     blocks = stored[""].unflatten(1, (-1, 18))
     scale = blocks[..., :2].contiguous().view(torch.float16).float()
     codes = torch.cat([blocks[..., 2:] % 16, blocks[..., 2:] // 16], -1).int() - 8
@@ -71,7 +71,7 @@ def test_what_is_written_is_what_the_reference_computes_with(quantize):
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     stored, values = quantize(name, weight)
     torch.testing.assert_close(unpack(stored), values)
-    # and that is the weight, but for the rounding of its largest neighbour
+    # and the values differ from the weight only by rounding
     assert 0 < (values - weight.float()).abs().max() < step * weight.float().abs().max()
     first = next(iter(stored))
     spoilt = stored | {first: stored[first].flip(0)}
@@ -79,22 +79,23 @@ def test_what_is_written_is_what_the_reference_computes_with(quantize):
     assert quantize("model.norm.weight", weight[0]) is None
 
 
-def unnamed(quantization, tensors):
-    """The matrices that stay as they are although a quantization does not leave them out.
+def find_unlisted(quantization, tensors):
+    """Return the unquantized matrices that a quantization's list of exceptions lacks.
 
     vLLM would read them as quantized, without a scale.
     """
-    out = quantization.get("ignore") or quantization.get("modules_to_not_convert", [])
+    exceptions = quantization.get("ignore") or quantization.get("modules_to_not_convert", [])
     matrices = {
         key.removesuffix(".weight")
         for key, tensor in tensors.items()
         if key.endswith(".weight") and tensor.dim() == 2 and tensor.dtype == torch.bfloat16
     }
-    return {key for key in matrices - {"model.embed_tokens"} if not any(names(n, key) for n in out)}
+    matrices.discard("model.embed_tokens")
+    return {key for key in matrices if not any(is_match(name, key) for name in exceptions)}
 
 
-def names(name, key):
-    """Whether a name in a quantization is that of a module, or of one around it."""
+def is_match(name, key):
+    """Return whether an exception's name is that of a module, or of a parent of the module."""
     if name.startswith("re:"):
         return re.match(name.removeprefix("re:"), key)
     return fnmatch(key, name) or fnmatch(key, f"{name}.*")
@@ -102,14 +103,14 @@ def names(name, key):
 
 def test_a_gate_that_is_not_left_out_is_found():
     gate = {"model.layers.0.mlp.gate.weight": torch.zeros(4, 8, dtype=torch.bfloat16)}
-    assert unnamed({"modules_to_not_convert": ["lm_head"]}, gate)
-    assert not unnamed({"modules_to_not_convert": ["model.layers.*.mlp"]}, gate)
-    assert not unnamed({"ignore": ["re:.*mlp.gate$"]}, gate)
-    assert unnamed({"ignore": ["re:.*self_attn.*"]}, gate)
+    assert find_unlisted({"modules_to_not_convert": ["lm_head"]}, gate)
+    assert not find_unlisted({"modules_to_not_convert": ["model.layers.*.mlp"]}, gate)
+    assert not find_unlisted({"ignore": ["re:.*mlp.gate$"]}, gate)
+    assert find_unlisted({"ignore": ["re:.*self_attn.*"]}, gate)
 
 
 def test_the_reference_is_transformers_own(monkeypatch, tmp_path):
-    """Where fla is installed, its kernels for a GPU would compute it."""
+    """If fla is installed, transformers would use its GPU kernels, so that fla must not be imported."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     (tmp_path / "fla.py").write_text("raise SystemExit('fla is imported')")
@@ -119,16 +120,17 @@ def test_the_reference_is_transformers_own(monkeypatch, tmp_path):
 
 def test_the_small_llama_scores_a_token_as_it_was_made_with(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    made = in_child("make", tmp_path / "model")["logprobs"]
+    logprobs = in_child("make", tmp_path / "model")["logprobs"]
     scored = in_child("score", tmp_path / "model", "[7, 9]")
-    assert scored["logprobs"][0] == pytest.approx(made[7], abs=1e-4)
-    assert scored["best"][0] == pytest.approx(max(made), abs=1e-4) and len(scored["best"]) == 2
+    assert scored["logprobs"][0] == pytest.approx(logprobs[7], abs=1e-4)
+    assert scored["best"][0] == pytest.approx(max(logprobs), abs=1e-4) and len(scored["best"]) == 2
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_loadable(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fla", None)  # as in the process that makes them
-    if (model := MODELS[name]).plugin:
+    model = MODELS[name]
+    if model.plugin:
         pytest.importorskip("gguf", reason="gguf is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
@@ -137,8 +139,8 @@ def test_files_are_loadable(name, tmp_path, monkeypatch):
     assert -4 < logprobs.max() < -0.1, "flat, or certain: any token, or any logits, would do"
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert (config.model_type, config.architectures) == (model.kind, [model.architecture])
-    said = json.loads((tmp_path / "config.json").read_text())
-    assert said.get("quantization_config") == model.quantization
+    config_json = json.loads((tmp_path / "config.json").read_text())
+    assert config_json.get("quantization_config") == model.quantization
     if model.plugin:
         assert {path.name for path in tmp_path.iterdir()} == {"config.json", tiny_models.GGUF}
         return
@@ -146,12 +148,12 @@ def test_files_are_loadable(name, tmp_path, monkeypatch):
     quantized = {key for key in tensors if key.endswith(("_packed", "_scale_inv", "_blocks"))}
     assert bool(quantized) == bool(model.quantization)
     assert not any(key.endswith(".weight") and f"{key}_packed" in tensors for key in tensors)
-    assert not (model.quantization and unnamed(model.quantization, tensors))
+    assert not (model.quantization and find_unlisted(model.quantization, tensors))
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_a_gguf_files_heads_are_interleaved(tmp_path):
-    """Row 2 i of a head of queries or keys is its row i, row 2 i + 1 the one half a head later."""
+    """In a head of q or k, row 2i was row i, and row 2i + 1 was the row half a head later."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     config = SimpleNamespace(num_hidden_layers=1, head_dim=64)
@@ -159,12 +161,12 @@ def test_a_gguf_files_heads_are_interleaved(tmp_path):
     tensors = {f"model.layers.0.self_attn.{name}_proj.weight": rows for name in "qkv"}
     tensors["model.norm.weight"] = torch.ones(32, dtype=torch.bfloat16)
     tiny_models.write_gguf(tmp_path / "model.gguf", config, tensors)
-    found = {x.name: x for x in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    stored = {x.name: x for x in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     expected = [head + half + i for head in (0, 64) for i in range(32) for half in (0, 32)]
-    assert found["blk.0.attn_q.weight"].data[:, 0].tolist() == expected
-    assert found["blk.0.attn_k.weight"].data[:, 0].tolist() == expected
-    assert found["blk.0.attn_v.weight"].data[:, 0].tolist() == list(range(128))
-    assert {x.name: x.tensor_type.name for x in found.values()} == {
+    assert stored["blk.0.attn_q.weight"].data[:, 0].tolist() == expected
+    assert stored["blk.0.attn_k.weight"].data[:, 0].tolist() == expected
+    assert stored["blk.0.attn_v.weight"].data[:, 0].tolist() == list(range(128))
+    assert {x.name: x.tensor_type.name for x in stored.values()} == {
         "blk.0.attn_q.weight": "Q4_0",
         "blk.0.attn_k.weight": "Q4_0",
         "blk.0.attn_v.weight": "Q4_0",
@@ -175,7 +177,7 @@ def test_a_gguf_files_heads_are_interleaved(tmp_path):
 @pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_SOURCE is not set")
 @pytest.mark.parametrize("name", MODELS)
 def test_vllm_knows_architecture_and_quantization(name):
-    """From the text of its registries: nothing of vLLM is imported."""
+    """The test reads the source of vLLM's registries, and imports nothing of vLLM."""
     model = MODELS[name]
     layers = REAL / "vllm" / "model_executor"
     registry = ast.parse((layers / "models" / "registry.py").read_text())

@@ -273,7 +273,7 @@ def test_a_name_says_what_is_computed():
 
 
 def test_a_whole_tile_of_keys_is_shut_out():
-    """The smallest number of the dtype masks a tile of the second sequence, besides the causal mask."""
+    """The dtype's smallest number masks a tile of the second sequence. All queries are causal."""
     (case,) = (case for case in sdpa_cases.CASES if case.name == "least-mask")
     mask = sdpa_problem.build_mask(case, torch.float16, torch.Generator())
     masked = mask == torch.finfo(torch.float16).min

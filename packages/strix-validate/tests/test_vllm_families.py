@@ -28,7 +28,7 @@ needs_vllm = pytest.mark.skipif(
     not os.environ.get("VLLM_SOURCE") or importlib.util.find_spec("triton") is None,
     reason="VLLM_SOURCE is not set, or triton is not installed",
 )
-#: The cases of sampling, MLA, linear attention, quantized products and LoRA.
+#: Cases of sampling, MLA, linear attention, quantized products and LoRA.
 CASES: dict[str, Case] = {}
 for family in vllm_checks.FAMILIES:
     CASES |= family.COMPUTED
@@ -40,7 +40,7 @@ def build_call(name: str, seed: str):
 
 
 def judge(name: str, tensor: str = "", spoil=None, seed: str = "a"):
-    """Return the check's verdict about the results of its own reference, with one of them spoilt."""
+    """Return the check's verdict about its own reference's results, one of them spoilt."""
     call, expected = build_call(name, seed)
     results = dict(expected(call.dtype))
     if spoil:

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The chat of trained_server: a template, answers, a tool and a schema, right ones and faulty ones.
+"""The chat of trained_server: a template, answers, a tool and a schema, correct or faulty.
 
-Its model has an answer to each question of the checks; in other chats it goes on
-as it does after a prompt.
+Its model knows the answers to the checks' questions. It continues other chats like a prompt.
 """
 
 import json
 
 import trained_server
 from strix_validate.serving import chats, structures
-from trained_server import IDS, LOCK, OF_KNOWN, RIGHT, WORDS, encode
+from trained_server import IDS, KNOWN_SUCCESSORS, LOCK, RIGHT, WORDS, encode
 
-#: Tokens of the template, whose texts no text has.
+#: The template's own tokens. Their texts are in no other text.
 SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
 with LOCK:
     for word in SPECIAL:
@@ -26,10 +25,10 @@ THOUGHT = "The user wants the capital of France, which I know well."
 
 
 def learn(question, answer):
-    """Make the model answer a question: after its last tokens come those of the answer."""
+    """Make the model answer a question, whose last tokens are then followed by the answer."""
     tokens = [*encode(question)[-2:], ASSISTANT, *answer, END]
     for i in range(3, len(tokens)):
-        OF_KNOWN[tuple(tokens[i - 3 : i])] = tokens[i]
+        KNOWN_SUCCESSORS[tuple(tokens[i - 3 : i])] = tokens[i]
 
 
 learn(chats.QUESTION, encode(CITY))
@@ -38,9 +37,9 @@ learn(structures.ASK_SCHEMA[0]["content"], encode(PROSE))
 
 
 class Handler(trained_server.Handler):
-    """With /v1/chat/completions."""
+    """A handler with /v1/chat/completions."""
 
-    def template(self, body, opened=True):
+    def apply_template(self, body, opened=True):
         fault, messages = self.server.fault, list(body["messages"])
         if fault == "last-only":
             messages = messages[-1:]
@@ -80,7 +79,7 @@ class Handler(trained_server.Handler):
                 "--tool-call-parser to be set"
             )
             return
-        prompt = self.template(body, fault != "not-opened")
+        prompt = self.apply_template(body, fault != "not-opened")
         if len(prompt) + body["max_tokens"] > server.context:
             self.refuse("maximum context length")
             return
@@ -108,7 +107,7 @@ class Handler(trained_server.Handler):
         if style == "no-ids":
             del answer["token_ids"]
         ids = {} if style == "no-ids" else {"prompt_token_ids": prompt}
-        self.whole({"choices": [answer], "usage": usage, **ids})
+        self.send_json({"choices": [answer], "usage": usage, **ids})
 
     def refuse(self, message):
         data = json.dumps({"error": {"message": message}}).encode()
@@ -118,7 +117,7 @@ class Handler(trained_server.Handler):
         self.wfile.write(data)
 
     def chat_tokens(self, body, prompt, choice):
-        """Tokens of the answer, up to its end or the limit; schemas and named tools force them."""
+        """Return the answer's tokens, up to its end or the limit. Schemas and tools force them."""
         fault, number = self.server.fault, body["max_tokens"]
         number += fault == "chat-one-more"
         if body.get("response_format") and fault != "schema-ignored":
@@ -131,7 +130,7 @@ class Handler(trained_server.Handler):
         if forced:
             return forced[:number], [RIGHT] * len(forced[:number])
         read = [3, *prompt[::-1]] if fault == "chat-garbage" else prompt
-        tokens, logprobs = self.generated(read, number)
+        tokens, logprobs = self.generate(read, number)
         if END in tokens and not body.get("ignore_eos") and self.server.style != "thinks-on":
             number = tokens.index(END) + 1
         if fault == "early-end" and not body.get("ignore_eos"):
@@ -139,7 +138,7 @@ class Handler(trained_server.Handler):
         return tokens[:number], logprobs[:number]
 
     def message(self, body, tokens, choice):
-        """The message of an answer, and why it ends."""
+        """Return the message of an answer, and its finish_reason."""
         fault = self.server.fault
         ended = tokens[-1] == END
         text = self.decode(tokens[:-1] if ended else tokens)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Stands in for a server of the user's with a trained model, and for faulty ones.
+"""A mock of a user's server with a trained model, correct or with a fault.
 
-Its model continues three tokens as they went on before, in the prompt or in texts that it knows,
-and else by a sum over all that it read. Tokens are words, and signs on their own. Its chat, tools
-and schemas are in trained_chat.
+After three tokens, its model predicts the token that followed them before, in the prompt or in a
+known text. Without such a token, it computes the next one from the sum of all tokens. A token is a
+word or a punctuation mark. Chats, tools and schemas are in trained_chat.py.
 """
 
 import contextlib
@@ -21,21 +21,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from strix_validate.serving import judges
 
 V = 32_000
-#: Of the likeliest token, of the next ones, and of all others together.
-SHARES, REST = (0.5, 0.25, 0.125, 0.0625), 0.0625
-RIGHT, OTHER = math.log(SHARES[0]), math.log(REST / (V - len(SHARES)))
-#: Of a server whose two likeliest tokens are nearly a tie.
+#: Probabilities of the four likeliest tokens, and of all other tokens together.
+SHARES, OTHERS_SHARE = (0.5, 0.25, 0.125, 0.0625), 0.0625
+RIGHT, OTHER = math.log(SHARES[0]), math.log(OTHERS_SHARE / (V - len(SHARES)))
+#: The same for a server whose two likeliest tokens are nearly tied.
 TIED = (0.38, 0.37, 0.125, 0.0625)
-#: Tokens whose probabilities are told apart; the others are one group.
+#: Number of tokens with probabilities of their own; all others are one group.
 LISTED = 20
-#: Of the tokens that the cache and the drafts of a faulty server confuse.
+#: Lengths above which faulty caches and drafts confuse prompts with the same first tokens; and the
+#: number of tokens at the end of the context that a fault spoils.
 HYBRID, DRAFTED, END = 1600, 512, 64
 WORDS: list[str] = []
 IDS: dict[str, int] = {}
 LOCK = threading.Lock()
 
 
-@functools.cache  # prompts of 32,768 tokens come again with each server
+@functools.cache  # each server gets the same prompts of 32,768 tokens
 def encode(text):
     words = re.findall(r"\s?\w+|\s?[^\w\s]|\s", text)
     with LOCK:
@@ -48,30 +49,34 @@ def encode(text):
 
 KNOWN = encode(judges.read_known_text())
 POOL = len(WORDS)
-OF_KNOWN = {tuple(KNOWN[i : i + 3]): KNOWN[i + 3] for i in range(len(KNOWN) - 3)}
+KNOWN_SUCCESSORS = {tuple(KNOWN[i : i + 3]): KNOWN[i + 3] for i in range(len(KNOWN) - 3)}
 
 
 class Reader:
-    """Reads tokens one by one; `next` is the likeliest one."""
+    """Reads tokens one by one; `next` is the likeliest next token."""
 
     def __init__(self, fault):
-        self.fault, self.seen, self.last, self.sum = fault, {}, (), 0
+        self.fault = fault
+        self.successors = {}  # by three tokens, the token that followed them
+        self.last = ()
+        self.sum = 0
 
     def read(self, token):
         if len(self.last) == 3:
-            self.seen[self.last] = token
+            self.successors[self.last] = token
         self.last = (*self.last, token)[-3:]
         self.sum += token + 1
 
     @property
     def next(self):
         if self.fault != "random":
-            for memory in (self.seen, OF_KNOWN):
-                # but for a token over and over again
-                if (found := memory.get(self.last)) is not None and found != self.last[-1]:
+            for successors in (self.successors, KNOWN_SUCCESSORS):
+                token = successors.get(self.last)
+                # do not repeat one token forever
+                if token is not None and token != self.last[-1]:
                     if self.fault == "drafts-alike" and self.sum % 7 == 0:
-                        return (found + 1) % POOL  # this server's prefill finds it likely as well
-                    return found
+                        return (token + 1) % POOL  # this server's prefill finds it likely, too
+                    return token
         return (11 * self.sum + 13) % POOL
 
 
@@ -88,19 +93,19 @@ class Handler(BaseHTTPRequestHandler):
             self.send_data("\n".join(lines).encode())
             return
         models = {"another": 1, "any": server.context}
-        self.whole({"data": [{"id": name, "max_model_len": n} for name, n in models.items()]})
+        self.send_json({"data": [{"id": name, "max_model_len": n} for name, n in models.items()]})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/detokenize":
-            self.whole({"prompt": self.decode(body["tokens"])})
+            self.send_json({"prompt": self.decode(body["tokens"])})
         elif self.path == "/tokenize":
-            self.whole({"tokens": self.template(body, body["add_generation_prompt"])})
+            self.send_json({"tokens": self.apply_template(body, body["add_generation_prompt"])})
         else:
             self.answer(body)
 
-    def template(self, body, opened=True):
-        """Tokens of a chat; see trained_chat."""
+    def apply_template(self, body, opened=True):
+        """Return the tokens of a chat. trained_chat implements this."""
         raise NotImplementedError
 
     def answer(self, body):
@@ -109,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             server.busy += 1
             busy = server.busy
         try:
-            if fault == "limit" and self.refused(busy):
+            if fault == "limit" and self.is_refused(busy):
                 self.send_error(503, "too many requests")
                 return
             if "prompt" not in body:
@@ -127,34 +132,34 @@ class Handler(BaseHTTPRequestHandler):
             elif server.drafts and (body.get("min_p") or body.get("logit_bias")):
                 self.send_error(400, "min_p and logit_bias are not supported with drafts")
             elif body.get("prompt_logprobs"):
-                self.whole({"choices": [self.scored(prompt, body["prompt_logprobs"])]})
+                self.send_json({"choices": [self.score(prompt, body["prompt_logprobs"])]})
             else:
                 time.sleep(server.delay)
-                self.complete(body, self.mixed(prompt, body["max_tokens"]), prompt)
+                self.complete(body, self.replace_prompt(prompt, body["max_tokens"]), prompt)
         finally:
             with LOCK:
                 server.busy -= 1
 
-    def refused(self, busy):
-        """Of 17 at once the last one. The others wait for it, however slowly it comes."""
+    def is_refused(self, busy):
+        """Return whether this is the last of 17 requests at once. The others wait until it comes."""
         if busy <= 16:
             self.server.crowded.wait(200)
         self.server.crowded.set()
         return busy > 16
 
-    def mixed(self, prompt, number):
-        """What is answered instead of the prompt."""
+    def replace_prompt(self, prompt, number):
+        """Return the prompt that is answered, which a fault may replace by another one."""
         server, fault = self.server, self.server.fault
         with LOCK:
             shared = server.cache.setdefault(tuple(prompt[:64]), prompt)
-        # Of the numbered prompts, which come 32 at a time. Whether two are here at once is the
-        # scheduler's choice and must not decide what is answered.
+        # Numbered prompts come 32 at a time. The answer must not depend on whether two are here at
+        # once, because the scheduler decides that.
         if fault == "swapped" and WORDS[prompt[0]].isdigit() and number > 1:
             with LOCK:
                 server.numbered.append(prompt)
                 if len(server.numbered) % 40:
                     return prompt
-                # each comes twice: the one before may be the same
+                # each prompt comes twice: the previous one may be the same
                 return next(other for other in reversed(server.numbered) if other != prompt)
         if fault == "leak" and len(prompt) > 64:
             return shared
@@ -162,12 +167,12 @@ class Handler(BaseHTTPRequestHandler):
             with LOCK:
                 return server.states.setdefault(tuple(prompt[:HYBRID]), prompt)
         if fault == "drafts-cache" and len(prompt) > DRAFTED:
-            with LOCK:  # the state of a prompt that comes again is of one token before
+            with LOCK:  # a repeated prompt has the state of the token before its last one
                 server.sights[tuple(prompt[:DRAFTED])] += 1
-                seen = server.sights[tuple(prompt[:DRAFTED])]
-            return prompt[:-1] if seen > 2 else prompt
+                count = server.sights[tuple(prompt[:DRAFTED])]
+            return prompt[:-1] if count > 2 else prompt
         if fault == "twins" and WORDS[prompt[0]].isdigit() and number > 1:
-            with LOCK:  # of the numbered prompts each comes twice at once, and never else
+            with LOCK:  # each numbered prompt comes twice at once, and at no other time
                 server.sights[tuple(prompt)] += 1
                 return prompt if server.sights[tuple(prompt)] % 2 else [7, *prompt[::-1]]
         if fault == "long-swapped" and len(prompt) > 2000 and number > 1:
@@ -180,12 +185,12 @@ class Handler(BaseHTTPRequestHandler):
             return prompt[-4096:]
         if fault == "beyond-256" and len(prompt) > 256:
             return prompt[:256]
-        if fault == "abort" and server.left:
+        if fault == "abort" and server.has_abort:
             return [1, *prompt]
         return prompt
 
     def exchange(self, prompt):
-        """Wait for another prompt, and return it instead; each is answered for the other."""
+        """Wait for another prompt and return it: each request gets the other's answer."""
         waiting = self.server.waiting
         with waiting:
             pair = self.server.pairs[-1]
@@ -207,8 +212,8 @@ class Handler(BaseHTTPRequestHandler):
             reader.read(token)
         return reader
 
-    def ranked(self, reader, number=LISTED):
-        """The likeliest tokens with the logarithms of their probabilities."""
+    def rank_tokens(self, reader, number=LISTED):
+        """Return the likeliest tokens with their log probabilities."""
         shares = TIED if self.server.style == "ties" else SHARES
         likely = reader.next
         logprobs = {likely: math.log(shares[0])}
@@ -218,22 +223,24 @@ class Handler(BaseHTTPRequestHandler):
             logprobs.setdefault((likely + 101 * next(steps)) % POOL, value)
         return logprobs
 
-    def scored(self, prompt, number=1):
-        reader, found = self.reader(prompt[:1]), [None]
+    def score(self, prompt, number=1):
+        reader = self.reader(prompt[:1])
+        prompt_logprobs = [None]
         for i, token in enumerate(prompt[1:], 1):
-            logprobs = self.ranked(reader, max(number, len(SHARES)))
-            if self.server.fault == "text-beyond-256" and i > 256:
-                logprobs = {(each + 1) % POOL: value for each, value in logprobs.items()}
-            if self.server.fault == "context-scores" and i >= self.server.context - END:
-                logprobs = {(each + 1) % POOL: value for each, value in logprobs.items()}
-            own = logprobs.get(token, OTHER)
-            listed = dict(itertools.islice(logprobs.items(), number)) | {token: own}
-            found.append({str(each): {"logprob": value} for each, value in listed.items()})
+            logprobs = self.rank_tokens(reader, max(number, len(SHARES)))
+            is_late = i >= self.server.context - END
+            if (self.server.fault == "text-beyond-256" and i > 256) or (
+                self.server.fault == "context-scores" and is_late
+            ):
+                logprobs = {(key + 1) % POOL: value for key, value in logprobs.items()}
+            listed = dict(itertools.islice(logprobs.items(), number))
+            listed[token] = logprobs.get(token, OTHER)
+            prompt_logprobs.append({str(key): {"logprob": x} for key, x in listed.items()})
             reader.read(token)
-        return {"prompt_logprobs": found, "prompt_token_ids": prompt}
+        return {"prompt_logprobs": prompt_logprobs, "prompt_token_ids": prompt}
 
-    def generated(self, prompt, number):
-        """Greedy tokens, and the logarithms of their probabilities."""
+    def generate(self, prompt, number):
+        """Return greedy tokens, and their log probabilities."""
         fault, reader, tokens = self.server.fault, self.reader(prompt), []
         logprobs = []
         for i in range(number):
@@ -253,23 +260,23 @@ class Handler(BaseHTTPRequestHandler):
         return tokens, logprobs
 
     def take_tie(self, reader, prompt, place):
-        """The likeliest token; of equal requests the second takes the other of a near tie."""
+        """Return the likeliest token; of equal requests, the second gets the tied token."""
         server = self.server
         if server.style != "ties" or place != 5:
             return reader.next
         with LOCK:
             server.sights[tuple(prompt)] += 1
-            second = server.sights[tuple(prompt)] % 3 == 2
-        return list(self.ranked(reader))[1 if second else 0]
+            is_second = server.sights[tuple(prompt)] % 3 == 2
+        return list(self.rank_tokens(reader))[1 if is_second else 0]
 
-    def sampled(self, prompt, number, body, choice):
-        """Tokens that are drawn, or the likeliest ones after penalties and biases."""
+    def sample(self, prompt, number, body, choice):
+        """Return drawn tokens, or at temperature 0 the likeliest ones after penalties and biases."""
         fault, server = self.server.fault, self.server
         seed = 5 if fault == "seed-constant" else body.get("seed")
         if fault == "seed-ignored":
             with LOCK:
-                server.drawn += 1
-                seed = server.drawn
+                server.seeds += 1
+                seed = server.seeds
         generator = random.Random(f"{seed} {0 if fault == 'n-equal' else choice}")
         reader, tokens = self.reader(prompt), []
         for _ in range(number):
@@ -277,45 +284,48 @@ class Handler(BaseHTTPRequestHandler):
             token = max(weights, key=weights.__getitem__)
             if body["temperature"]:
                 (token,) = generator.choices(list(weights), list(weights.values()))
-            if token < 0:  # one of all the others
+            if token < 0:  # one of all other tokens
                 token = generator.randrange(POOL)
             tokens.append(token)
             reader.read(token)
         return tokens, [RIGHT] * number
 
     def weights(self, reader, prompt, tokens, body):
-        """Weights of tokens once all parameters are applied; -1 stands for all the others."""
+        """Return the weights of tokens after all parameters; -1 stands for all other tokens."""
         fault = self.server.fault
-        given = {name: value for name, value in body.items() if f"{name}-ignored" != fault}
-        seen = Counter(tokens)
-        logits = self.ranked(reader)
-        strangers = (token for token in range(POOL) if token not in seen and token not in logits)
-        logits[next(strangers)] = OTHER
-        for token, bias in (given.get("logit_bias") or {}).items():
+        parameters = {name: value for name, value in body.items() if f"{name}-ignored" != fault}
+        counts = Counter(tokens)
+        logits = self.rank_tokens(reader)
+        others = (token for token in range(POOL) if token not in counts and token not in logits)
+        logits[next(others)] = OTHER
+        for token, bias in (parameters.get("logit_bias") or {}).items():
             logits[int(token)] = logits.get(int(token), OTHER) + bias
         for token in logits:
-            logits[token] -= given.get("frequency_penalty", 0) * seen[token]
-            logits[token] -= given.get("presence_penalty", 0) * (seen[token] > 0)
-            if token in seen or token in prompt:
-                logits[token] *= given.get("repetition_penalty", 1)
-        heat = given.get("temperature") or 1
+            logits[token] -= parameters.get("frequency_penalty", 0) * counts[token]
+            logits[token] -= parameters.get("presence_penalty", 0) * (counts[token] > 0)
+            if token in counts or token in prompt:
+                logits[token] *= parameters.get("repetition_penalty", 1)
+        temperature = parameters.get("temperature") or 1
         if fault == "temperature-ignored":
-            heat = 1
+            temperature = 1
         ranked = sorted(logits, key=lambda token: -logits[token])
-        weights = {token: math.exp(logits[token] / heat) for token in ranked}
-        weights[-1] = (V - len(weights)) * math.exp(OTHER / heat)
-        if given.get("top_k", -1) > 0:
-            weights = dict(itertools.islice(weights.items(), given["top_k"]))
+        weights = {token: math.exp(logits[token] / temperature) for token in ranked}
+        weights[-1] = (V - len(weights)) * math.exp(OTHER / temperature)
+        if parameters.get("top_k", -1) > 0:
+            weights = dict(itertools.islice(weights.items(), parameters["top_k"]))
         total = sum(weights.values())
-        kept, before = {}, 0.0
+        selected, before = {}, 0.0
         for token, weight in weights.items():
-            most = max(weights.values()) if token != -1 else math.inf
-            if before < given.get("top_p", 1.0) and weight >= given.get("min_p", 0.0) * most:
-                kept[token] = weight
+            max_weight = max(weights.values()) if token != -1 else math.inf
+            if (
+                before < parameters.get("top_p", 1.0)
+                and weight >= parameters.get("min_p", 0.0) * max_weight
+            ):
+                selected[token] = weight
             before += weight / total
         if fault == "greedy":
-            return dict(itertools.islice(kept.items(), 1))
-        return kept
+            return dict(itertools.islice(selected.items(), 1))
+        return selected
 
     def complete(self, body, read, prompt):
         fault, number = self.server.fault, body["max_tokens"]
@@ -326,9 +336,9 @@ class Handler(BaseHTTPRequestHandler):
         choices = []
         for i in range(1 if fault == "n-one" else body.get("n", 1)):
             if neutral:
-                tokens, logprobs = self.generated(read, number)
+                tokens, logprobs = self.generate(read, number)
             else:
-                tokens, logprobs = self.sampled(read, number, body, i)
+                tokens, logprobs = self.sample(read, number, body, i)
             choices.append(self.choice(body, tokens, logprobs, prompt))
         with LOCK:
             self.server.generated += number * len(choices)
@@ -339,12 +349,13 @@ class Handler(BaseHTTPRequestHandler):
             "total_tokens": len(prompt) + written,
         }
         if body.get("stream"):
-            self.server.left |= number == 200  # of a client that leaves
+            # the check of aborted requests asks for 200 tokens, and its client disconnects
+            self.server.has_abort |= number == 200
             first = choices[0]
             self.stream(first["token_ids"], first["text"], first["finish_reason"], usage)
             return
-        usage["prompt_tokens_details"] = None  # which a stream's usage lacks
-        self.whole({"choices": choices, "usage": usage, "prompt_token_ids": prompt})
+        usage["prompt_tokens_details"] = None  # not in the usage of a stream
+        self.send_json({"choices": choices, "usage": usage, "prompt_token_ids": prompt})
 
     def choice(self, body, tokens, logprobs, prompt):
         fault = self.server.fault
@@ -359,17 +370,19 @@ class Handler(BaseHTTPRequestHandler):
             text = self.decode(prompt) + text
         reader, top = self.reader(prompt), []
         for token, logprob in zip(tokens, logprobs, strict=True):
-            listed = dict(itertools.islice(self.ranked(reader).items(), body.get("logprobs", 1)))
+            listed = dict(
+                itertools.islice(self.rank_tokens(reader).items(), body.get("logprobs", 1))
+            )
             listed[token] = logprob
             if fault == "probabilities":
                 listed = dict.fromkeys(listed, -0.1)
             if fault == "raw-logits":
-                listed = {each: value - 3.0 for each, value in listed.items()}
+                listed = {key: value - 3.0 for key, value in listed.items()}
             if fault == "positive-logits":
-                listed = {each: value + 12.0 for each, value in listed.items()}
+                listed = {key: value + 12.0 for key, value in listed.items()}
             if fault == "other-listed":
-                listed = {each if each == token else each + 1: v for each, v in listed.items()}
-            top.append({f"token_id:{each}": value for each, value in listed.items()})
+                listed = {key if key == token else key + 1: v for key, v in listed.items()}
+            top.append({f"token_id:{key}": value for key, value in listed.items()})
             reader.read(token)
         listed = {"token_logprobs": logprobs, "top_logprobs": top}
         return {
@@ -396,10 +409,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "stream-usage":
             usage = usage | {"completion_tokens": 0}
         parts[-1] = parts[-1] | {"finish_reason": finish}
-        said = [{"choices": [part]} for part in parts] + [{"choices": [], "usage": usage}]
+        events_data = [{"choices": [part]} for part in parts] + [{"choices": [], "usage": usage}]
         if fault == "stream-error":
-            said[1] = {"error": {"message": "EngineCore died"}}
-        lines = [json.dumps(each, indent=1 if style == "lines" else None) for each in said]
+            events_data[1] = {"error": {"message": "EngineCore died"}}
+        lines = [json.dumps(event, indent=1 if style == "lines" else None) for event in events_data]
         lines += ["[DONE]"] * (fault != "no-done")
         if fault == "cut-json":
             lines[0] = lines[0][:-4]
@@ -427,11 +440,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"0\r\n\r\n")
 
     def chat(self, body):
-        """Answer a chat; see trained_chat."""
+        """Answer a chat. trained_chat implements this."""
         self.send_error(404)
 
-    def whole(self, found):
-        data = json.dumps(found).encode()
+    def send_json(self, content):
+        data = json.dumps(content).encode()
         self.send_data(b"<html>proxy</html>" if self.server.fault == "no-json" else data)
 
     def send_data(self, data):
@@ -463,8 +476,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), handler)
         self.fault, self.style, self.delay, self.context = fault, style, delay, context
         self.block, self.drafts, self.patience = block, drafts, 200
-        self.busy = self.read = self.generated = self.drawn = 0
+        self.busy = self.read = self.generated = self.seeds = 0
         self.numbered = []
         self.crowded, self.waiting = threading.Event(), threading.Condition()
-        self.cache, self.left, self.long = {}, False, []
+        self.cache, self.has_abort, self.long = {}, False, []
         self.states, self.sights, self.pairs = {}, Counter(), [[]]

@@ -75,7 +75,7 @@ class Handler(trained_server.Handler):
 
     def do_GET(self):
         assert self.path == "/health"
-        self.whole({})
+        self.send_json({})
 
     def answer(self, body):
         if "latency" in FAULTS:
@@ -86,12 +86,12 @@ class Handler(trained_server.Handler):
         assert body["temperature"] == (body.get("n", 1) > 1)
         assert body["ignore_eos"] and body["return_token_ids"]
         if self.path == "/v1/chat/completions":
-            body["prompt"] = self.apply_template(body["messages"])
+            body["prompt"] = self.encode_chat(body["messages"])
         else:
             assert self.path == "/v1/completions"
         super().answer(body)
 
-    def apply_template(self, messages):
+    def encode_chat(self, messages):
         tokens = []
         for message in messages:
             tokens += [3] * (message["role"] == "user" and "template" not in FAULTS)
@@ -104,8 +104,8 @@ class Handler(trained_server.Handler):
     def reader(self, prompt):
         return Reader(prompt)
 
-    def generated(self, prompt, number):
-        tokens, logprobs = super().generated(prompt, number)
+    def generate(self, prompt, number):
+        tokens, logprobs = super().generate(prompt, number)
         if "garbage" in FAULTS or ("prefix" in FAULTS and len(prompt) > 70):
             tokens[1:] = [7] * (number - 1)
         if "decode-logprobs" in FAULTS:
