@@ -110,7 +110,7 @@ def test_a_gate_that_is_not_left_out_is_found():
 
 
 def test_the_reference_is_transformers_own(monkeypatch, tmp_path):
-    """If fla is installed, transformers would use its GPU kernels, so that fla must not be imported."""
+    """fla must not be imported: if it is installed, transformers would use its GPU kernels."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     (tmp_path / "fla.py").write_text("raise SystemExit('fla is imported')")

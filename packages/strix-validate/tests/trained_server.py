@@ -141,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
                 server.busy -= 1
 
     def is_refused(self, busy):
-        """Return whether this is the last of 17 requests at once. The others wait until it comes."""
+        """Return whether this is the last of 17 requests at once. The others wait for it."""
         if busy <= 16:
             self.server.crowded.wait(200)
         self.server.crowded.set()
@@ -270,7 +270,7 @@ class Handler(BaseHTTPRequestHandler):
         return list(self.rank_tokens(reader))[1 if is_second else 0]
 
     def sample(self, prompt, number, body, choice):
-        """Return drawn tokens, or at temperature 0 the likeliest ones after penalties and biases."""
+        """Return drawn tokens, or the likeliest ones after penalties and biases."""
         fault, server = self.server.fault, self.server
         seed = 5 if fault == "seed-constant" else body.get("seed")
         if fault == "seed-ignored":
