@@ -85,11 +85,11 @@ def mutants(valid: dict, stream: int, count: int) -> list[bytes]:
 def damage(record_property):
     """A function that reads mutants of a file, and tallies the accepted and refused ones."""
 
-    def read_mutants(name: str, file: Path, contents: list[bytes], read, right=bool) -> Tally:
+    def read_mutants(name: str, file: Path, contents: list[bytes], read, is_correct=bool) -> Tally:
         tally = Tally(name, record_property)
         for mutant in contents:
             file.write_bytes(mutant)
-            tally.give(read, right, mutant)
+            tally.give(read, is_correct, mutant)
         return tally
 
     return read_mutants

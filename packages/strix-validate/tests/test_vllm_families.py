@@ -171,9 +171,9 @@ SPOILT = {
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_spoilt_results_are_caught(name):
-    check, *wrong = SPOILT[name]
+    check, *change = SPOILT[name]
     assert judge(check) is State.PASSED
-    assert judge(check, *wrong) is State.FAILED
+    assert judge(check, *change) is State.FAILED
 
 
 def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():

@@ -160,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
                 if len(server.numbered) % 40:
                     return prompt
                 # each prompt comes twice: the previous one may be the same
-                return next(other for other in reversed(server.numbered) if other != prompt)
+                return next(p for p in reversed(server.numbered) if p != prompt)
         if fault == "leak" and len(prompt) > 64:
             return shared
         if fault == "hybrid" and len(prompt) > HYBRID:
@@ -296,8 +296,8 @@ class Handler(BaseHTTPRequestHandler):
         parameters = {name: value for name, value in body.items() if f"{name}-ignored" != fault}
         counts = Counter(tokens)
         logits = self.rank_tokens(reader)
-        others = (token for token in range(POOL) if token not in counts and token not in logits)
-        logits[next(others)] = OTHER
+        unlisted = (token for token in range(POOL) if token not in counts and token not in logits)
+        logits[next(unlisted)] = OTHER
         for token, bias in (parameters.get("logit_bias") or {}).items():
             logits[int(token)] = logits.get(int(token), OTHER) + bias
         for token in logits:
