@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How fast C is, as a ratio to numpy in one run, and all cores to one: python benchmark.py [KEYS].
+"""Measure the speed of C relative to numpy, and of all cores relative to one.
 
-Attention of the fixtures, one head of 64 dimensions, causal, in blocks of 64 queries and 32 keys;
-on several cores, eight heads. `python benchmark.py programs` has eight small programs and an empty
-launch instead, in C alone; it needs clang-22 and lld-22.
+usage: python benchmark.py [KEYS]
+       python benchmark.py programs
+
+The kernel is the fixtures' attention: causal, head dimension 64, in blocks of 64 queries and 32
+keys. It has one head, or eight heads on several cores. With `programs`, eight small programs and an
+empty launch are measured in C alone. This needs clang-22 and lld-22.
 """
 
 import os
@@ -21,7 +24,7 @@ from strix_emulate.native import library as native
 WORDS = 1 << 18
 THREADS = 256
 GROUPS = 64
-#: Each kernel reads `in` and writes `out`, WORDS floats each.
+#: Each kernel reads `in` and writes `out`. Both have WORDS floats.
 PROGRAMS = """
 #define KERNEL(name) extern "C" __attribute__((global)) void name(float *out, const float *in)
 #define SHARED static __attribute__((shared)) float
@@ -95,7 +98,7 @@ KERNEL(scratch) {
 
 
 def programs() -> None:
-    """Print million wave-instructions per CPU second of each kernel, the best of ten launches."""
+    """Print each kernel's million wave-instructions per CPU second, of the best of ten launches."""
     command = [
         "clang-22",
         "-xhip",
@@ -148,7 +151,11 @@ def main(size: int) -> None:
     kernel = attention_kernel()
 
     def best(heads: int, **options) -> tuple[float, float, int]:
-        """Of five launches: million wave-instructions per CPU second, and per second; cores."""
+        """Return the best of five launches.
+
+        Returns:
+            Million wave-instructions per CPU second, the same per second, and the cores.
+        """
         q, k, v = np.random.default_rng(0).standard_normal((3, heads, size, 64)).astype(np.float16)
         speeds = []
         for _ in range(5):
@@ -175,11 +182,11 @@ def main(size: int) -> None:
         print(f"{'all' if checks else 'none':6} {slow:7.2f} {fast:7.2f} {fast / slow:7.1f}")
     print("checks  1 core     all   ratio   (million wave-instructions per second)")
     for checks in (False, True):
-        one = best(8, checks=checks)[1]
+        one_core = best(8, checks=checks)[1]
         _, several, cores = best(8, checks=checks, cores=len(os.sched_getaffinity(0)))
         print(
-            f"{'all' if checks else 'none':6} {one:7.2f} {several:7.2f} {several / one:7.1f}"
-            f"   on {cores} cores"
+            f"{'all' if checks else 'none':6} {one_core:7.2f} {several:7.2f} "
+            f"{several / one_core:7.1f}   on {cores} cores"
         )
 
 

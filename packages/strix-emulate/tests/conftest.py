@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Without a disassembler nothing can be executed: then these tests are skipped, and say why."""
+"""Skip these tests, with the reason, if there is no disassembler: kernels cannot be executed."""
 
 import gc
 
@@ -7,7 +7,7 @@ import pytest
 from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
 
-# decoded kernels stay, and the collector walks all of them again and again: a third of the CPU time
+# the collector would visit all decoded kernels, which stay in memory, for a third of the CPU time
 gc.set_threshold(10_000, 10, 100)
 
 

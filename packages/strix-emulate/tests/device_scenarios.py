@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the tests of the stand-in runtime do in a process of its own: NAME ARGUMENTS, JSON out."""
+"""Scenarios for tests of the stand-in runtime, each run in a process that prints JSON.
+
+usage: python device_scenarios.py NAME [ARGUMENT...]
+"""
 
 import ctypes
 import json
@@ -19,7 +22,7 @@ def name(error: int) -> str:
 
 
 def call(function: str, *arguments) -> str:
-    """The name of the error that an entry point returns."""
+    """Return the name of the error that an entry point returns."""
     return name(getattr(hip, function)(*arguments))
 
 
@@ -29,8 +32,8 @@ def allocate(size: int) -> c_void_p:
     return pointer
 
 
-def moved(pointer: c_void_p, by: int) -> c_void_p:
-    return c_void_p(pointer.value + by)
+def offset_pointer(pointer: c_void_p, offset: int) -> c_void_p:
+    return c_void_p(pointer.value + offset)
 
 
 def load(path: str, kernel: str) -> c_void_p:
@@ -57,23 +60,23 @@ def memory() -> dict:
     results["copied"] = ctypes.string_at(p.value, 3).decode()
     results["copy past the end"] = call("hipMemcpy", p, host, c_size_t(1001), TO_DEVICE)
     results["copy between allocations"] = call(
-        "hipMemcpy", moved(p, 1004), host, c_size_t(4), TO_DEVICE
+        "hipMemcpy", offset_pointer(p, 1004), host, c_size_t(4), TO_DEVICE
     )
     results["copy to the host as to the device"] = call(
         "hipMemcpy", host, p, c_size_t(4), TO_DEVICE
     )
-    results["fill past the end"] = call("hipMemset", moved(p, 999), 0, c_size_t(2))
+    results["fill past the end"] = call("hipMemset", offset_pointer(p, 999), 0, c_size_t(2))
     results["fill the host"] = call("hipMemset", host, 0, c_size_t(2))
-    results["free the middle"] = call("hipFree", moved(p, 8))
+    results["free the middle"] = call("hipFree", offset_pointer(p, 8))
     results["free the host's"] = call("hipFree", host)
     results["free as pinned"] = call("hipHostFree", p)
     results["free"] = call("hipFree", p)
     results["free again"] = call("hipFree", p)
     results["free nothing"] = call("hipFree", None)
     results["use after free"] = call("hipMemset", p, 0, c_size_t(4))
-    other = allocate(1000)
-    results["another place"] = other.value != p.value
-    hip.hipFree(other)
+    second = allocate(1000)
+    results["another place"] = second.value != p.value
+    hip.hipFree(second)
     free = c_size_t()
     total = c_size_t()
     assert hip.hipMemGetInfo(byref(free), byref(total)) == 0
@@ -87,10 +90,10 @@ def memory() -> dict:
     for pointer in many[::2] + many[1::2]:
         assert hip.hipFree(pointer) == 0
     results["first again"] = allocate(100).value == min(x.value for x in many)
-    # all of the memory but some pages, twice: what was freed is given out where there is no other
-    most = c_size_t(total.value - (4 << 20))
+    # twice, all memory but some pages: freed memory is used again if there is no other
+    nearly_all = c_size_t(total.value - (4 << 20))
     for _ in range(2):
-        assert call("hipMalloc", byref(p), most) == "hipSuccess"
+        assert call("hipMalloc", byref(p), nearly_all) == "hipSuccess"
         assert hip.hipFree(p) == 0
     return results
 
@@ -119,7 +122,7 @@ def handles() -> dict:
 
 
 def add(path: str) -> dict:
-    """The Triton kernel add: right, then with too few elements in the last array."""
+    """Launch the Triton kernel add correctly, then with too few elements in the last array."""
     function = load(path, "add")
     arrays = [allocate(4 * 1000) for _ in range(3)]
     for pointer, value in zip(arrays[:2], (1.5, 2.25), strict=True):
@@ -135,7 +138,7 @@ def add(path: str) -> dict:
 
 
 def long(path: str) -> dict:
-    """A kernel that never ends, until somebody ends a process."""
+    """Launch a kernel that never ends."""
     function = load(path, "forever")
     array = allocate(4)
     hip.hipMemset(array, 0, c_size_t(4))
@@ -144,10 +147,10 @@ def long(path: str) -> dict:
 
 
 def wait(path: str) -> dict:
-    """Starts the server, then waits for a signal before it launches again."""
+    """Start the server, and wait for a signal before the launches."""
     function = load(path, "add")
     array = allocate(4000)
-    # blocked: it may come before it is waited for, and signal.pause() would then wait for ever
+    # blocked, because with signal.pause() a signal that comes early would be lost
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     print("ready", flush=True)
     signal.sigwait({signal.SIGUSR1})

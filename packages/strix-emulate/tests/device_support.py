@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The stand-in runtime for tests: installed, or built here; and programs that run on it."""
+"""The stand-in runtime for tests, installed or built here, and programs that run on it."""
 
 import importlib.util
 import os
@@ -20,8 +20,8 @@ HIP_PROGRAMS = Path(__file__).resolve().parent / "hip"
 
 
 @cache
-def compiler() -> list[str]:
-    """The C compiler; without one the test is skipped."""
+def find_compiler() -> list[str]:
+    """Return the command of the C compiler, or skip the test."""
     command = shlex.split(os.environ.get("CC", "cc"))
     if shutil.which(command[0]) is None:
         pytest.skip(f"no C compiler ({command[0]})")
@@ -29,11 +29,12 @@ def compiler() -> list[str]:
 
 
 @cache
-def clang() -> str:
-    """A clang that compiles for gfx1151, with a linker; without one the test is skipped."""
+def find_clang() -> str:
+    """Return a clang that compiles for gfx1151 and has a linker, or skip the test."""
     for name in ("clang-22", "clang-23", "clang"):
-        if (path := shutil.which(name)) and shutil.which(name.replace("clang", "ld.lld")):
-            # an older one has the target, but not the processor
+        path = shutil.which(name)
+        if path and shutil.which(name.replace("clang", "ld.lld")):
+            # an older clang has the target amdgcn, but not the processor
             probe = [path, "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1151", "-nogpulib", "-x", "c"]
             done = subprocess.run([*probe, "-S", "-o", "-", os.devnull], capture_output=True)
             if done.returncode == 0:
@@ -42,8 +43,8 @@ def clang() -> str:
 
 
 @cache
-def builder() -> ModuleType:
-    """hip/build.py."""
+def load_builder() -> ModuleType:
+    """Import hip/build.py, or skip the test."""
     if not HIP.is_dir():
         pytest.skip("the sources of the stand-in runtime are not here")
     spec = importlib.util.spec_from_file_location("build_hip", HIP / "build.py")
@@ -54,27 +55,27 @@ def builder() -> ModuleType:
 
 
 @cache
-def library(folder: Path) -> Path:
-    """The folder with the library: the installed one, or one that is built in the folder."""
+def find_library(folder: Path) -> Path:
+    """Return the folder of the installed library, or build the library in the given folder."""
     try:
         return launcher.folder()
     except EmulatorError:
-        compiler()
-        return builder().build(folder).parent
+        find_compiler()
+        return load_builder().build(folder).parent
 
 
 HIP_MODE = ["-xhip", "-nogpuinc", "-nogpulib", "--offload-arch=gfx1151", "-O2"]
 
 
 def run(*command) -> None:
-    """Runs a command. Raises CalledProcessError."""
+    """Run a command. Raises CalledProcessError."""
     subprocess.run([str(x) for x in command], check=True)
 
 
-def device_code(source: Path, output: Path, *options: str) -> Path:
-    """The kernels of a HIP program as a code object."""
+def compile_device_code(source: Path, output: Path, *options: str) -> Path:
+    """Compile the kernels of a HIP program to a code object."""
     run(
-        clang(),
+        find_clang(),
         *HIP_MODE,
         *options,
         "--cuda-device-only",
@@ -86,11 +87,11 @@ def device_code(source: Path, output: Path, *options: str) -> Path:
     return output
 
 
-def host_program(source: Path, image: Path, folder: Path, name: str, *options: str) -> Path:
-    """A HIP program, or by the options a library, with this image in it."""
+def build_host_program(source: Path, image: Path, folder: Path, name: str, *options: str) -> Path:
+    """Build a HIP program, or a library if the options say so, with an embedded image."""
     compiled = folder / f"{name}.o"
     run(
-        clang(),
+        find_clang(),
         *HIP_MODE,
         "--cuda-host-only",
         "-Xclang",
@@ -107,17 +108,25 @@ def host_program(source: Path, image: Path, folder: Path, name: str, *options: s
 
 
 def link(folder: Path, *inputs, name: str) -> Path:
-    """A program from C or object files, with the stand-in runtime."""
-    where = library(folder / "lib")
-    run(*compiler(), *inputs, "-o", folder / name, f"-L{where}", "-l:libamdhip64.so.7", "-lpthread")
+    """Link a program from C or object files, with the stand-in runtime."""
+    library_folder = find_library(folder / "lib")
+    run(
+        *find_compiler(),
+        *inputs,
+        "-o",
+        folder / name,
+        f"-L{library_folder}",
+        "-l:libamdhip64.so.7",
+        "-lpthread",
+    )
     return folder / name
 
 
-def hip_program(name: str, folder: Path, *options: str) -> Path:
-    """One of hip/ as an executable."""
+def build_hip_program(name: str, folder: Path, *options: str) -> Path:
+    """Build a program of hip/."""
     source = HIP_PROGRAMS / f"{name}.hip"
-    image = device_code(source, folder / f"{name}.hsaco", *options)
-    return host_program(source, image, folder, name)
+    image = compile_device_code(source, folder / f"{name}.hsaco", *options)
+    return build_host_program(source, image, folder, name)
 
 
 _ASSEMBLY = """
@@ -157,8 +166,15 @@ amdhsa.kernels:
 """
 
 
-def assembled(folder: Path, name: str, *kernels: tuple, directive: str = "") -> Path:
-    """A code object of kernels with one pointer: (name, instructions, lanes of a wave) of each."""
+def assemble(folder: Path, name: str, *kernels: tuple, directive: str = "") -> Path:
+    """Make a code object of kernels with one pointer argument.
+
+    Args:
+        folder: Receives the files.
+        name: The name of the code object.
+        kernels: The name, instructions and lanes per wave of each kernel.
+        directive: A line for each kernel's descriptor.
+    """
     objects = []
     for kernel, body, wave in kernels:
         source = folder / f"{kernel}.s"
@@ -168,7 +184,7 @@ def assembled(folder: Path, name: str, *kernels: tuple, directive: str = "") -> 
         )
         objects.append(folder / f"{kernel}.o")
         run(
-            clang(),
+            find_clang(),
             "-target",
             "amdgcn-amd-amdhsa",
             "-mcpu=gfx1151",
@@ -178,12 +194,12 @@ def assembled(folder: Path, name: str, *kernels: tuple, directive: str = "") -> 
             objects[-1],
         )
     linked = folder / f"{name}.hsaco"
-    run(clang().replace("clang", "ld.lld"), "-shared", *objects, "-o", linked)
+    run(find_clang().replace("clang", "ld.lld"), "-shared", *objects, "-o", linked)
     return linked
 
 
-def on_device(command: list, *options: str, **variables: str) -> subprocess.CompletedProcess:
-    """Runs a command with `strix-emulate device`."""
+def run_on_device(command: list, *options: str, **variables: str) -> subprocess.CompletedProcess:
+    """Run a command with `strix-emulate device`."""
     return subprocess.run(
         [sys.executable, "-m", "strix_emulate", "device", *options, "--", *map(str, command)],
         capture_output=True,
@@ -193,7 +209,9 @@ def on_device(command: list, *options: str, **variables: str) -> subprocess.Comp
     )
 
 
-def on(folder: Path, *command, options=(), **variables: str) -> subprocess.CompletedProcess:
-    """The same with the library of the folder, or the installed one."""
-    where = str(library(folder / "lib"))
-    return on_device([*command], *options, STRIX_EMULATE_HIP=where, **variables)
+def run_emulated(
+    folder: Path, *command, options=(), **variables: str
+) -> subprocess.CompletedProcess:
+    """Run a command on the emulated device, with the installed library or the folder's."""
+    library_folder = str(find_library(folder / "lib"))
+    return run_on_device([*command], *options, STRIX_EMULATE_HIP=library_folder, **variables)

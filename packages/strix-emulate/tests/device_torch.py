@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch's tensors in the memory of the emulated device, and kernels of Triton on them.
+"""Run Triton kernels on torch's tensors in the memory of the emulated device.
 
-Prints as JSON what a kernel of three sizes gives, and what becomes of one that leaves its tensor.
+Prints JSON: whether a kernel's results of three sizes are right, and facts about the device. With
+the argument "outside", it then launches a kernel that leaves its tensor.
 """
 
 import json
@@ -24,7 +25,7 @@ def add(X, Y, Z, n, BLOCK: tl.constexpr):
 
 
 def run(n: int, length: int) -> bool:
-    """Add n numbers of tensors of a length; return whether all of those are right."""
+    """Add the first n numbers of two tensors; return whether the whole result is their sum."""
     x = torch.randn(length, device="cuda")
     y = torch.randn(length).cuda()
     z = torch.zeros_like(x)
@@ -35,7 +36,7 @@ def run(n: int, length: int) -> bool:
 
 @torch.library.custom_op("emulated::where", mutates_args=())
 def where(x: torch.Tensor) -> torch.Tensor:
-    """Return whether an operator sees its tensor on the device."""
+    """Return whether the tensor is on the device inside of a custom operator."""
     return torch.tensor(x.is_cuda)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Triton's own AMD driver on the emulated device; prints the largest error of each kernel as JSON.
+"""Run Triton's AMD driver on the emulated device; print the largest error of each kernel as JSON.
 
-Driver, C launcher and argument packing are Triton's, unmodified. Only torch, of which the driver
-asks for the current device and stream, and the autotuner for events, is a stand-in.
+Driver, C launcher and argument packing are Triton's, unmodified. torch is a mock. The driver gets
+the current device and stream from it, and the autotuner gets events.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ hip = ctypes.CDLL("libamdhip64.so.7")
 
 
 class Event:
-    """torch.cuda.Event by HIP's events."""
+    """A mock of torch.cuda.Event that uses HIP's events."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.handle = ctypes.c_void_p()
@@ -47,7 +47,7 @@ class Tensor:
         return self.address
 
     def untyped_storage(self):
-        """For its size, by which Triton decides on buffer instructions."""
+        """Return an object with the size, by which Triton decides on buffer instructions."""
         return types.SimpleNamespace(size=lambda: self.array.nbytes)
 
 
@@ -82,7 +82,7 @@ def through_pointers(pointers, out, N: tl.constexpr):
 
 
 def _benchmark(call, quantiles=None):
-    """Three calls between two events, for triton.autotune: its own would take 100 ms for each."""
+    """Time three calls for triton.autotune, whose own benchmark would take 100 ms for each."""
     start = Event()
     stop = Event()
     start.record()
@@ -98,7 +98,7 @@ def _benchmark(call, quantiles=None):
     do_bench=_benchmark,
 )
 @triton.jit
-def scaled(x, out, n, factor, BLOCK: tl.constexpr):
+def scale(x, out, n, factor, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, mask=i < n) * factor, mask=i < n)
 
@@ -126,9 +126,9 @@ def main() -> dict:
     results["pointers"] = error(out, 2.0 * values[:3, :64])
     out = Tensor(np.zeros(1000, np.float32))
     grid = lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)  # noqa: E731
-    scaled[grid](Tensor(values.ravel()[:1000]), out, 1000, 2.5)
+    scale[grid](Tensor(values.ravel()[:1000]), out, 1000, 2.5)
     results["autotuned"] = error(out, 2.5 * values.ravel()[:1000])
-    results["configurations"] = len(scaled.configs_timings)
+    results["configurations"] = len(scale.configs_timings)
     return results
 
 

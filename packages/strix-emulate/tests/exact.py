@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Arithmetic on bit patterns in Python integers and fractions: exact, and rounded once.
+"""Arithmetic on bit patterns by Python's integers and fractions: exact, and rounded once.
 
-It shares no code with the machine.
+The module shares no code with the machine.
 """
 
 import struct
@@ -11,7 +11,7 @@ from functools import cache
 
 M32 = 0xFFFFFFFF
 M64 = 0xFFFFFFFFFFFFFFFF
-#: significand bits, smallest normal exponent, largest exponent, total bits
+#: Formats: significand bits, smallest normal exponent, largest exponent, total bits.
 F32 = (24, -126, 127, 32)
 F16 = (11, -14, 15, 16)
 F64 = (53, -1022, 1023, 64)
@@ -25,7 +25,7 @@ def power_of_two(n: int) -> Fraction:
 
 
 def value(bits: int, form: tuple):
-    """(number as a Fraction, or "nan", "inf", "-inf"; whether the sign bit is set)."""
+    """Return the number as a Fraction, "nan", "inf" or "-inf", and whether the sign bit is set."""
     precision, min_exponent, _, width = form
     negative = bool(bits >> (width - 1))
     field = bits >> (precision - 1) & (1 << (width - precision)) - 1
@@ -33,13 +33,13 @@ def value(bits: int, form: tuple):
     if field == (1 << (width - precision)) - 1:
         return ("nan" if fraction else "-inf" if negative else "inf"), negative
     scale = min_exponent - precision + 1
-    whole = fraction if field == 0 else (fraction | 1 << (precision - 1)) << (field - 1)
-    number = whole * power_of_two(scale)
+    significand = fraction if field == 0 else (fraction | 1 << (precision - 1)) << (field - 1)
+    number = significand * power_of_two(scale)
     return (-number if negative else number), negative
 
 
 def encode(number, form: tuple, negative_zero: bool = False) -> int:
-    """A Fraction rounded to nearest even, or a name that value() gives, as bits."""
+    """Return the bits of a Fraction, rounded to nearest even, or of a name that value() returns."""
     precision, min_exponent, max_exponent, width = form
     infinity = ((1 << (width - precision)) - 1) << (precision - 1)
     if number == "nan":
@@ -55,19 +55,20 @@ def encode(number, form: tuple, negative_zero: bool = False) -> int:
         exponent -= 1
     exponent = max(exponent, min_exponent)
     steps = number / power_of_two(exponent - precision + 1)
-    whole = steps.numerator // steps.denominator
-    rest = steps - whole
-    if rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole & 1):
-        whole += 1
-    if whole >= 1 << precision:
-        whole = whole >> 1
+    significand = steps.numerator // steps.denominator
+    remainder = steps - significand
+    if remainder > Fraction(1, 2) or (remainder == Fraction(1, 2) and significand & 1):
+        significand += 1
+    if significand >= 1 << precision:
+        significand = significand >> 1
         exponent = exponent + 1
     if exponent > max_exponent:
         return infinity | sign << (width - 1)
     bits = (
-        whole
-        if whole < 1 << (precision - 1)
-        else (whole - (1 << (precision - 1))) | (exponent - min_exponent + 1) << (precision - 1)
+        significand
+        if significand < 1 << (precision - 1)
+        else (significand - (1 << (precision - 1)))
+        | (exponent - min_exponent + 1) << (precision - 1)
     )
     return bits | sign << (width - 1)
 
@@ -103,8 +104,8 @@ def negate(a: int, form: tuple) -> int:
     return a ^ 1 << (form[3] - 1)
 
 
-def compared(a: int, b: int, form: tuple) -> int | None:
-    """-1, 0, 1, or None with a NaN."""
+def compare_numbers(a: int, b: int, form: tuple) -> int | None:
+    """Return -1, 0 or 1 for a < b, a = b or a > b, and None with a NaN."""
     big = {"inf": power_of_two(1999), "-inf": -power_of_two(1999)}
     x, y = (value(v, form)[0] for v in (a, b))
     if "nan" in (x, y):
@@ -115,7 +116,10 @@ def compared(a: int, b: int, form: tuple) -> int | None:
 
 
 def extreme(a: int, b: int, form: tuple, largest: bool) -> int:
-    """IEEE mode: a signalling NaN gives a NaN, a quiet one loses; +0 is larger than -0."""
+    """Return the maximum or minimum in IEEE mode.
+
+    A signalling NaN gives a NaN, a quiet NaN gives the other number, and +0 is larger than -0.
+    """
     quiet = 1 << (form[0] - 2)
     nans = [value(v, form)[0] == "nan" for v in (a, b)]
     if any(nan and not v & quiet for nan, v in zip(nans, (a, b), strict=True)):
@@ -124,9 +128,9 @@ def extreme(a: int, b: int, form: tuple, largest: bool) -> int:
         return b
     if nans[1]:
         return a
-    order = compared(a, b, form)
+    order = compare_numbers(a, b, form)
     if order == 0:
-        # zeros of either sign; equal numbers are the same bits
+        # zeros of either sign, or equal numbers, which have the same bits
         return (a & b) if largest else (a | b)
     return a if (order > 0) == largest else b
 
@@ -135,8 +139,8 @@ def subtract(a: int, b: int, form: tuple) -> int:
     return add(a, negate(b, form), form)
 
 
-#: of two numbers and their format
-OF_TWO: dict[str, Callable] = {
+#: Functions of two numbers and their format.
+BINARY_FUNCTIONS: dict[str, Callable] = {
     "add": add,
     "sub": subtract,
     "mul": multiply,
@@ -164,7 +168,7 @@ def bfe(a: int, b: int, c: int, sign: bool) -> int:
 
 
 def perm(a: int, b: int, selector: int) -> int:
-    """V_PERM_B32's byte table, one byte after the other."""
+    """Compute V_PERM_B32 byte by byte, from the table in the ISA document."""
     pool = [b >> 8 * i & 255 for i in range(4)] + [a >> 8 * i & 255 for i in range(4)]
     result = 0
     for i in range(4):
@@ -193,7 +197,7 @@ def convert(a: int, source: tuple, target: tuple) -> int:
     return encode(x, target, negative)
 
 
-def floor_like(rounding: Callable, form: tuple = F32) -> Callable:
+def make_rounding(rounding: Callable, form: tuple = F32) -> Callable:
     def run(a: int) -> int:
         x, negative = value(a, form)
         return (
@@ -205,7 +209,7 @@ def floor_like(rounding: Callable, form: tuple = F32) -> Callable:
     return run
 
 
-def shifted(x: int, n: int, bits: int) -> int:
+def shift_left(x: int, n: int, bits: int) -> int:
     return x << n & ((1 << bits) - 1)
 
 
@@ -229,7 +233,7 @@ COMPARE = {
 }
 
 
-def sign_of(a: int, b: int) -> int:
+def compare_integers(a: int, b: int) -> int:
     return (a > b) - (a < b)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small Triton kernels, compiled for gfx1151 there and then, without torch and without a GPU."""
+"""Small Triton kernels, which are compiled for gfx1151 without torch and without a GPU."""
 
 from functools import cache
 
@@ -95,7 +95,7 @@ def attention(
 def compile_kernel(
     function, signature: dict[str, str], constants: dict, arch: str = "gfx1151", **options
 ):
-    """(ELF bytes, LDS bytes that Triton asks for at launch)."""
+    """Return the ELF bytes, and the bytes of LDS that Triton requests at launch."""
     source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), constants)
     compiled = triton.compile(source, target=GPUTarget("hip", arch, 32), options=options)
     return compiled.asm["hsaco"], compiled.metadata.shared
@@ -103,13 +103,13 @@ def compile_kernel(
 
 @cache
 def code_object() -> bytes:
-    """The kernel add(x, y, out, n), 256 elements in each workgroup."""
+    """Return the code object of add(x, y, out, n), with 256 elements in each workgroup."""
     return compile_kernel(add, _ADD, {"BLOCK": 256})[0]
 
 
 @cache
 def kernel(name: str, arch: str = "gfx1151", **_) -> Kernel:
-    """A fixture by name."""
+    """Return a fixture by name."""
     sources = {
         "add": (add, _ADD, {"BLOCK": 256}),
         "matmul": (
@@ -139,10 +139,10 @@ _ATTENTION = {
 def attention_case(
     causal: bool, size: int = 64, heads: int = 1, seed: int = 0, peaked: bool = False
 ):
-    """(inputs, fp64 result and logsumexp) of the attention fixture.
+    """Return q, k and v for the attention fixture, with the result and logsumexp in float64.
 
-    peaked: every query has one key whose logit exceeds all others by more than float16 can hold, in
-    another place for each, so that a maximum that misses it overflows.
+    With `peaked`, each query has one key whose logit exceeds all others by more than float16 can
+    hold, so that a maximum that misses this key overflows. The key's place differs between queries.
     """
     rng = np.random.default_rng(seed)
     q, k, v = rng.standard_normal((3, heads, size, 32))
@@ -163,7 +163,7 @@ def attention_case(
 
 
 def run_attention(causal: bool, case, instructions=None, options=None, arch="gfx1151"):
-    """The fixture's result and logsumexp for a case of attention_case, and the launch."""
+    """Return the fixture's result and logsumexp for a case of attention_case, and the launch."""
     (q, k, v), _ = case
     out = np.zeros_like(q)
     lse = np.zeros(q.shape[:2], np.float32)
@@ -188,10 +188,10 @@ def run_attention(causal: bool, case, instructions=None, options=None, arch="gfx
 
 
 def mutation_cases(causal: bool) -> list:
-    """What faults are judged by: the last block has 31, 3, 1, 25 and 1 keys.
+    """Return the cases by which faults are judged. Last blocks have 31, 3, 1, 25 and 1 keys.
 
-    One case has two heads; one is less than a block and crosses 4 GiB inside of it; one is a single
-    row; in the last maxima matter.
+    One case has two heads. One is smaller than a block, and crosses 4 GiB inside it. One has a
+    single row. In the last one, the result depends on maxima.
     """
     return [
         attention_case(causal, 127),

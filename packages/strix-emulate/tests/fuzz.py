@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Random kernels: what clang makes of them for gfx1151, executed, and what it makes for the host.
+"""Compare random kernels, compiled by clang for gfx1151 and emulated, with the same on the host.
 
 usage: python fuzz.py [--seed N] [--count N]
 
-Each kernel is compiled at -O0 to -O3 and executed in C, where that is installed; the first of ten
-by numpy too, and at -O0 with all checks, which is most of the time. A kernel's number is its seed,
-so a difference is seen again, with all of it, with --seed N --count 1. Exit status: 0 no
-difference but known faults of LLVM's, 1 some, 2 usage, 3 no compiler or disassembler.
+Each kernel is compiled at -O0 to -O3 and executed in C, if C is installed. The first of ten kernels
+is also executed by numpy, and at -O0 with all checks; this takes most of the time. A kernel's
+number is its seed, so that --seed N --count 1 reproduces a difference in all these ways.
+
+Exit status: 0 without differences except LLVM's known faults, 1 with others, 2 for wrong usage, 3
+without a compiler or disassembler.
 """
 
 import argparse
@@ -31,13 +33,13 @@ from strix_emulate.native import library as native
 THREADS = 64
 WORDS = 4
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
-#: kernels that are compiled together, and every how manieth of them is executed in all ways
+#: Number of kernels that are compiled together; one of SHARE kernels is executed in all ways.
 BATCH = 50
 SHARE = 10
-#: unoptimised code spills lanes that hold nothing
+#: Checks that are off: unoptimised code spills lanes that nothing wrote.
 _OFF = {"-O0": frozenset({"uninitialised"})}
 _TYPES = ("u32", "i32", "u64", "i64", "u16", "u8", "f32", "f64")
-#: Nothing is undefined: signed sums wrap (-fwrapv), counts of shifts and divisors are bounded.
+#: No undefined behaviour: signed sums wrap (-fwrapv), and shift counts and divisors are bounded.
 _INTEGER = (
     "({a} + {b})",
     "({a} - {b})",
@@ -62,15 +64,15 @@ _FLOAT = (
     "__builtin_fabs({a})",
     "({a} != {b} ? {a} : {b} * 0.5)",
 )
-#: LLVM's faults, by the operand of which LLVM must know nothing for code without the fault.
+#: LLVM's faults, by the macro that hides the operand from LLVM and so avoids the fault.
 FAULTS = {
     # patches/llvm/fsub-zero-modifier.report.md
-    "MINUEND": "SelectVOP3ModsImpl takes 0.0 - x for -x",
-    # the other two are mended after LLVM 22: llvm-project#210077 and #196418
-    "LESSER": "matchSelectPattern takes x < 0 ? x : 0 for a minimum, which is -0 where x is",
-    "DIVIDEND": "LowerDIVREM24 takes unsigned numbers near 2**32 for small ones",
+    "MINUEND": "SelectVOP3ModsImpl treats 0.0 - x as -x",
+    # the other two are fixed after LLVM 22: llvm-project#210077 and #196418
+    "LESSER": "matchSelectPattern treats x < 0 ? x : 0 as a minimum, which is -0 for x = -0",
+    "DIVIDEND": "LowerDIVREM24 treats unsigned numbers near 2**32 as small ones",
 }
-#: Inlined at -O0 too: of a file whose kernel calls functions, all is decoded for each kernel.
+#: Functions are inlined at -O0, too: with calls, the whole file would be decoded for each kernel.
 _HEAD = """
 typedef unsigned u32; typedef int i32; typedef unsigned long u64; typedef long i64;
 typedef unsigned short u16; typedef unsigned char u8; typedef float f32; typedef double f64;
@@ -104,7 +106,7 @@ FUNCTION u32 bits(f64 y) {
 
 
 class Writer:
-    """Writes one kernel by its number."""
+    """Writes the source of one kernel, by its number."""
 
     def __init__(self, number: int) -> None:
         self.number, self.rng = number, random.Random(number)
@@ -112,18 +114,18 @@ class Writer:
         self.lines: list[str] = []
 
     def value(self, kind: str) -> str:
-        """Write a variable or a constant, converted to the kind."""
+        """Return a variable or a constant, converted to the kind."""
         if self.rng.random() < 0.2:
             if kind[0] == "f":
                 return f"({kind}){self.rng.choice((0.0, -0.0, 1.5, -3.25, 1e-40, 3e38, 0.1))}"
             return f"({kind}){self.rng.choice((0, 1, 31, 255, 65535, 1 << 31, 0xDEADBEEF))}u"
-        name, own = self.rng.choice(list(self.names.items()))
-        if own[0] == "f" and kind[0] != "f":
+        name, own_kind = self.rng.choice(list(self.names.items()))
+        if own_kind[0] == "f" and kind[0] != "f":
             return f"({kind})whole({name})"
-        return name if own == kind else f"({kind}){name}"
+        return name if own_kind == kind else f"({kind}){name}"
 
     def expression(self, kind: str, depth: int = 2) -> str:
-        """Write a tree of operations."""
+        """Return a tree of operations."""
         if depth == 0 or self.rng.random() < 0.2:
             return self.value(kind)
         a, b = (self.expression(kind, depth - 1) for _ in range(2))
@@ -131,19 +133,19 @@ class Writer:
         return f"({kind}){form.format(a=a, b=b)}"
 
     def declare(self) -> None:
-        """Write a new variable."""
+        """Add the declaration of a new variable."""
         kind = self.rng.choice(_TYPES)
         name = f"v{len(self.names)}"
         self.lines.append(f"{kind} {name} = {self.expression(kind)};")
         self.names[name] = kind
 
     def change(self) -> str:
-        """Write an assignment."""
+        """Return an assignment."""
         name, kind = self.rng.choice(list(self.names.items()))
         return f"{name} = {self.expression(kind)};"
 
     def statement(self) -> None:
-        """Write an assignment, a branch, a loop, or an array that is indexed by a number."""
+        """Add an assignment, a branch, a loop, or an array that is indexed by a number."""
         kind = self.rng.random()
         if kind < 0.3:
             self.lines.append(self.change())
@@ -168,7 +170,7 @@ class Writer:
             self.names[new] = "u32"
 
     def text(self) -> str:
-        """Write the whole kernel."""
+        """Return the whole kernel."""
         self.lines.append("u32 v0 = in[i]; f32 v1 = (f32)(i32)in[i + 64] * 0.001f; i32 v2 = i;")
         self.names = {"v0": "u32", "v1": "f32", "v2": "i32"}
         for _ in range(3):
@@ -186,7 +188,7 @@ class Writer:
 
 @dataclass
 class Difference:
-    """A kernel that gives another result than on the host, or traps; fault: LLVM's, if it is."""
+    """A kernel that traps or differs from the host. `fault` names a fault of LLVM as the cause."""
 
     number: int
     level: str
@@ -200,7 +202,7 @@ class Difference:
 
 
 def source(numbers: range) -> str:
-    """Write a program of kernels."""
+    """Return the source of a program of kernels."""
     return _HEAD + "".join(Writer(number).text() for number in numbers)
 
 
@@ -213,7 +215,7 @@ def _compile(clang: str, text: str, output: Path, *options: str) -> bytes:
 def device_kernels(
     clang: str, text: str, folder: Path, level: str, *more: str
 ) -> dict[str, Kernel]:
-    """Compile for gfx1151."""
+    """Compile kernels for gfx1151."""
     options = [
         *more,
         "-xhip",
@@ -229,7 +231,7 @@ def device_kernels(
 
 
 def inputs(number: int) -> np.ndarray:
-    """Return what a kernel reads."""
+    """Return the input of a kernel."""
     draw = np.random.default_rng(number)
     edges = np.array([0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], np.uint32)
     anything = draw.integers(1 << 32, size=2 * THREADS, dtype=np.uint32)
@@ -239,9 +241,10 @@ def inputs(number: int) -> np.ndarray:
 def differences(
     clang: str, numbers: range, engines: tuple[str, ...], share: int = 1
 ) -> Iterator[Difference]:
-    """Compile and execute kernels, and compare them with the host's.
+    """Compile and execute kernels, and yield their differences from the host.
 
-    share: every how manieth is executed by all engines and with all checks, others by the last one.
+    One of `share` kernels is executed by all engines and with all checks, the others by the last
+    engine only.
     """
     text = source(numbers)
     with tempfile.TemporaryDirectory() as scratch:
@@ -270,11 +273,11 @@ def differences(
         for level in LEVELS:
             kernels = device_kernels(clang, text, folder, level)
             for number in numbers:
-                whole = number in numbers[::share]
-                for engine in engines if whole else engines[-1:]:
+                in_all_ways = number in numbers[::share]
+                for engine in engines if in_all_ways else engines[-1:]:
                     options = Options(
                         native=engine == "C",
-                        checks=whole or level != "-O0",
+                        checks=in_all_ways or level != "-O0",
                         disabled_checks=_OFF.get(level, frozenset()),
                     )
                     message = execute(kernels[f"kernel{number}"], number, expected[number], options)
@@ -284,7 +287,7 @@ def differences(
 
 
 def fault(clang: str, number: int, level: str, expected: np.ndarray, options: Options) -> str:
-    """Name the faults of LLVM's without which a kernel does not differ, or none."""
+    """Return the names of LLVM's faults without which a kernel does not differ, or ""."""
     text = source(range(number, number + 1))
     for faults in (*combinations(FAULTS, 1), tuple(FAULTS)):
         with tempfile.TemporaryDirectory() as scratch:
@@ -296,7 +299,7 @@ def fault(clang: str, number: int, level: str, expected: np.ndarray, options: Op
 
 
 def execute(kernel: Kernel, number: int, expected: np.ndarray, options: Options) -> str:
-    """Execute one kernel; return how it differs, or nothing."""
+    """Execute one kernel; return how it differs, or ""."""
     out = np.zeros(WORDS * THREADS, np.uint32)
     try:
         launch(
@@ -308,12 +311,12 @@ def execute(kernel: Kernel, number: int, expected: np.ndarray, options: Options)
         )
     except Trap as trap:
         return str(trap)
-    wrong = np.flatnonzero(out != expected)
-    if not len(wrong):
+    differing = np.flatnonzero(out != expected)
+    if not len(differing):
         return ""
-    at = int(wrong[0])
+    at = int(differing[0])
     return (
-        f"{len(wrong)} of {len(out)} words, word {at % WORDS} of lane {at // WORDS} is "
+        f"{len(differing)} of {len(out)} words, word {at % WORDS} of lane {at // WORDS} is "
         f"{out[at]:#x}, on the host {expected[at]:#x}"
     )
 
@@ -335,7 +338,7 @@ def main() -> int:
         return 3
     engines = ("numpy", "C") if native.load_library() is not None else ("numpy",)
     difference_count = faults = 0
-    # 40 % of the time otherwise, for the many instructions of unoptimised code live long
+    # without this, collections take 40 % of the time: unoptimised code has many instructions
     gc.disable()
     for first in range(options.seed, options.seed + options.count, BATCH):
         numbers = range(first, min(first + BATCH, options.seed + options.count))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""LLVM's text of an instruction, read into operands and modifiers.
+"""Parse LLVM's text of an instruction into operands and modifiers.
 
-What `code.encodings` reads from the bytes is compared with it.
+Tests compare them with the operands and modifiers that `code.encodings` reads from the bytes.
 """
 
 import re
@@ -18,7 +18,7 @@ _NAMED = {
     "exec_hi": (EXEC + 1, 1),
     "exec": (EXEC, 2),
 }
-#: Modifiers whose value is an integer, a list of integers, or which have none.
+#: Modifiers with an integer, with a list of integers, and without a value.
 _INTEGERS = {
     "offset",
     "offset0",
@@ -54,12 +54,12 @@ _REGISTER = re.compile(
 
 
 def operands(text: str) -> tuple[tuple[Operand, ...], dict]:
-    """Operands and modifiers of one instruction. Raises Unknown."""
-    rest = text.partition(" ")[2]
+    """Return the operands and modifiers of one instruction. Raises Unknown."""
+    arguments = text.partition(" ")[2]
     operands = []
     modifiers = {}
-    # commas inside of brackets belong to a modifier or register range
-    for part in re.split(r",\s*(?![^\[(]*[\])])", rest) if rest else ():
+    # a comma in brackets belongs to a modifier or a range of registers
+    for part in re.split(r",\s*(?![^\[(]*[\])])", arguments) if arguments else ():
         words = part.split()
         if not words:
             raise Unknown("an empty operand")
@@ -85,13 +85,13 @@ def _modifier(word: str) -> tuple[str, int | tuple[int, ...] | bool]:
 
 
 def _swizzle(text: str) -> int:
-    """Parses the offset of DS_SWIZZLE that LLVM prints as a pattern.
+    """Return the offset of DS_SWIZZLE that LLVM prints as a pattern.
 
-    Not those that rotate: LLVM leaves out a part of them.
+    Patterns that rotate are not supported: LLVM leaves out a part of them.
     """
     kind, *words = text.removeprefix("swizzle(").rstrip(")").split(",")
     if kind == "BITMASK_PERM":
-        # of each bit of the lane: 0, 1, preserved or inverted
+        # each bit of the lane is 0, 1, preserved or inverted
         bits = words[0].strip('"')
         masks = (("pi", 0), ("1", 5), ("i", 10))
         return sum(
@@ -108,7 +108,7 @@ def _swizzle(text: str) -> int:
 
 
 def operand(word: str) -> Operand:
-    """Parses one operand."""
+    """Parse one operand. Raises Unknown."""
     if word == "off":
         return Operand("off")
     neg = abs_ = False
@@ -130,7 +130,7 @@ def operand(word: str) -> Operand:
         last = int(match["last"] or first)
         half = match["half"] or ""
         return Operand(match["file"], first, last - first + 1, half, 0, neg, abs_)
-    # so LLVM marks a literal that an inline constant could have encoded, too
+    # LLVM prints lit() for a literal whose value an inline constant can have
     if match := re.fullmatch(r"lit\((0x[0-9a-f]+)\)", word):
         word = match[1]
     if word in APERTURES:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Does a fault in a kernel show? Deletes single instructions and judges the launch again."""
+"""Test whether faults in a kernel are caught: delete single instructions and launch again."""
 
 import contextlib
 import random
@@ -14,7 +14,8 @@ from strix_emulate.instructions.steps import Step
 from strix_emulate.memory import waits
 from strix_emulate.run.program import NO_EFFECT, WAITS
 
-#: Runs a kernel with these instructions; says whether its results are correct; raises Trap.
+#: A function that runs a kernel with these instructions, and returns whether its results are
+#: correct. It may raise Trap.
 Judge = Callable[[list[Instruction]], bool]
 
 
@@ -23,7 +24,12 @@ _NOTHING = read(b"\x00\x00\x80\xbf", "s_nop 0")
 
 @dataclass
 class Verdicts:
-    """caught: how (wrong, or the kind of trap); survived: their texts."""
+    """The verdicts about deletions.
+
+    Attributes:
+        caught: The number of deletions by verdict: "wrong", or the kind of trap.
+        survived: The texts of deleted instructions that nothing caught.
+    """
 
     caught: Counter = field(default_factory=Counter)
     survived: list[str] = field(default_factory=list)
@@ -35,7 +41,7 @@ class Verdicts:
 
 
 def delete(instructions: list[Instruction], address: int) -> list[Instruction]:
-    """A copy in which the instruction at the address does nothing."""
+    """Return a copy in which the instruction at an address does nothing."""
     return [
         replace(_NOTHING, address=ins.address, size=ins.size) if ins.address == address else ins
         for ins in instructions
@@ -45,16 +51,16 @@ def delete(instructions: list[Instruction], address: int) -> list[Instruction]:
 def judge_deletions(
     instructions: list[Instruction], addresses: list[int], judge: Judge
 ) -> Verdicts:
-    """Deletes one instruction at a time."""
+    """Delete one instruction at a time, and return the verdicts."""
     verdicts = Verdicts()
     texts = {ins.address: ins.text for ins in instructions}
     for address in addresses:
         try:
-            right = judge(delete(instructions, address))
+            is_correct = judge(delete(instructions, address))
         except Trap as trap:
             verdicts.caught[trap.kind] += 1
             continue
-        if right:
+        if is_correct:
             verdicts.survived.append(f"{address:#x} {texts[address]}")
         else:
             verdicts.caught["wrong"] += 1
@@ -62,17 +68,17 @@ def judge_deletions(
 
 
 def barriers(instructions: list[Instruction]) -> list[int]:
-    """Addresses of all barriers."""
+    """Return the addresses of all barriers."""
     return [ins.address for ins in instructions if ins.name == "s_barrier"]
 
 
 def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int], int]:
-    """Addresses of waits that something depended on when they ran, and the number of all others.
+    """Return the addresses of busy waits, and the number of idle ones.
 
-    A wait is idle if, whenever it ran, nothing was left for it to wait for: compilers place one at
-    every merge of control flow. Those of stores (vscnt) order only memory that other waves read.
-    Left out is a wait in front of a load into the upper half of a register: it separates loads
-    that their counter keeps in order anyway (waits.check_pending).
+    A wait is idle if nothing was outstanding whenever it ran: compilers place waits at every merge
+    of control flow. Waits for stores (vscnt) order only memory that other waves read. A wait before
+    a load into the upper half of a register is left out, because its counter keeps these loads in
+    order anyway (waits.check_pending).
     """
     waits_of_kernel = [
         ins.address
@@ -87,7 +93,7 @@ def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int]
 
 @contextlib.contextmanager
 def _watched() -> Iterator[set[int]]:
-    """Collects the addresses of waits that had something to wait for."""
+    """Collect the addresses of waits for which something was outstanding."""
     retired: set[int] = set()
     at = 0
     wait = waits.wait
@@ -100,10 +106,10 @@ def _watched() -> Iterator[set[int]]:
         wait(g, counter, allowed)
 
     def located(original):
-        def run(step, *rest):
+        def run(step, *arguments):
             nonlocal at
             at = step.instruction.address
-            original(step, *rest)
+            original(step, *arguments)
 
         return run
 
@@ -117,10 +123,11 @@ def _watched() -> Iterator[set[int]]:
 
 
 def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[int]:
-    """Addresses of random instructions whose deletion can make a difference.
+    """Return the addresses of random instructions whose deletion can make a difference.
 
-    Left out: waits and barriers (judged apart), hints, cache control, and branches over code that
-    has no effect without active lanes, which only save time.
+    Waits and barriers are left out, because they are judged separately. Also left out are hints,
+    cache control, and branches that only save time, over code that does nothing without active
+    lanes.
     """
     skipped = (
         NO_EFFECT

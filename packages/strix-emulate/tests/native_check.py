@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compares C with numpy, bit for bit, on random instructions and on a list of rarer ones.
+"""Compare C with numpy, bit for bit, on random instructions and on a list of rarer ones.
 
-`python native_check.py 1000` compares 40,000 instructions and prints what differs.
+`python native_check.py 1000` compares 40,000 instructions and prints the differences.
 """
 
 import random
@@ -21,8 +21,8 @@ from strix_emulate.native.runs import Session, encode
 from strix_emulate.run import program
 
 WAVES = 3
-#: What the random generator does not write: lanes, matrices, halves, EXEC.
-OTHERS = """
+#: Instructions that the random generator does not write: lanes, matrices, halves, EXEC.
+RARE = """
 v_permlane16_b32 v1, v2, s4, s5
 v_permlanex16_b32 v1, v2, s4, 0x76543210
 v_permlanex16_b32 v2, v2, s4, s5
@@ -100,13 +100,13 @@ _DPP_NAMES = (
     "v_cmp_gt_f32_e64_dpp s12, v2, v3",
     "v_add_f16_dpp v1.l, v2.h, v3.l",
 )
-OTHERS += [
+RARE += [
     f"{name} {how} {end}"
     for name in _DPP_NAMES
     for how in _DPP
     for end in (("", "fi:1") if "dpp8" in how else _DPP_ENDS)
 ]
-OTHERS += [
+RARE += [
     f"{name}_e64 "
     + ", ".join(
         f"v{i + 1}" + (".l" if "16" in name else "")
@@ -115,7 +115,7 @@ OTHERS += [
     + " clamp"
     for name in sorted(operations.SATURATING & operations.TABLE.keys())
 ]
-OTHERS += [
+RARE += [
     f"{name} v1, "
     + ", ".join(operands[: len(subdword.PACKED[name][1])])
     + how.replace("2", "1,1,0"[: 2 * len(subdword.PACKED[name][1]) - 1])
@@ -128,8 +128,8 @@ OTHERS += [
         (("v2", "v1", "v3"), " neg_lo:[2]" if name.endswith("f16") else " op_sel:[2]"),
     )
 ]
-OTHERS += ["v_pk_fmac_f16 v1, s2, v3", "v_pk_fmac_f16 v1, v1, v1"]
-#: kernels start in other modes, too
+RARE += ["v_pk_fmac_f16 v1, s2, v3", "v_pk_fmac_f16 v1, v1, v1"]
+#: Modes in which kernels start.
 MODES = (
     {},
     {"denormals_32": False, "denormals_16_64": False},
@@ -141,7 +141,13 @@ _NUMBERS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
 @dataclass
 class Report:
-    """compared: by mnemonic; numpy_only: mnemonics without C; differences as text."""
+    """The result of a comparison.
+
+    Attributes:
+        compared: The number of compared instructions by mnemonic.
+        numpy_only: Mnemonics that C does not execute.
+        differences: Differences as text.
+    """
 
     compared: Counter = field(default_factory=Counter)
     numpy_only: set[str] = field(default_factory=set)
@@ -149,7 +155,7 @@ class Report:
 
 
 def random_instructions(rng: random.Random, count: int) -> list[str]:
-    """Texts of random instructions, each mnemonic in its turn."""
+    """Return random instructions. Each mnemonic comes once before any comes again."""
     tables = selftest.tables()
     texts: list[str] = []
     while len(texts) < count:
@@ -159,7 +165,7 @@ def random_instructions(rng: random.Random, count: int) -> list[str]:
 
 
 def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.ndarray]:
-    """V and S of WAVES waves, most with all lanes active; v8 to v15 repeat, as matrices do."""
+    """Return V and S of WAVES waves, most with all lanes active. v8 to v15 repeat, as for WMMA."""
     draw = np.random.default_rng(rng.getrandbits(32))
 
     def bits(*shape):
@@ -182,11 +188,11 @@ def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.nd
 def compare(
     texts: list[str], rng: random.Random, report: Report, width: int = LANES, **mode
 ) -> None:
-    """Executes each instruction with both, from the same random state."""
+    """Execute each instruction in C and numpy from the same random state, and add to the report."""
     spaces = selftest.spaces()
     session = Session(native.load_library(), spaces, WAVES * width, operands.REGISTERS, False)
     kernel = replace(selftest.PLAIN, width=width, **mode)
-    code = selftest.assembled("\n".join(texts), width)
+    code = selftest.assemble_and_decode("\n".join(texts), width)
     blocks = program.compile_blocks(code, kernel, spaces)
     for step in (step for block in blocks.values() for step in block.steps):
         name = step.instruction.name
@@ -202,7 +208,7 @@ def compare(
         flat = (native.COp * len(ops))(*ops)
         with np.errstate(all="ignore"):
             if session.run(by_c, native.ctypes.addressof(flat), len(ops)) < len(ops):
-                # numpy's anyway: a partial EXEC
+                # with a partial EXEC, numpy executes it anyway
                 continue
             step.run(by_numpy)
         report.compared[name] += 1
@@ -211,7 +217,7 @@ def compare(
 
 
 def difference(step: Step, expected: Waves, got: Waves) -> str:
-    """Which register differs. Not which NaN: of several, numpy takes one or another itself."""
+    """Return which register differs, or "". NaNs are equal: numpy's choice among several varies."""
     numbers = set()
     for micro in step.traits.executable.micros or ():
         if micro.kind in _NUMBERS and len(micro.sources) > 1:
@@ -240,9 +246,9 @@ def run(count: int, seed: int = 1, width: int = LANES) -> Report:
     report = Report()
     for i, mode in enumerate(MODES):
         texts = random_instructions(rng, count // len(MODES))
-        texts += OTHERS if i < 2 else []
+        texts += RARE if i < 2 else []
         if width > LANES:
-            texts = [text for text in map(operands.widened, texts) if text]
+            texts = [text for text in map(operands.widen, texts) if text]
         compare(texts, rng, report, width, **mode)
     return report
 
@@ -250,7 +256,7 @@ def run(count: int, seed: int = 1, width: int = LANES) -> Report:
 if __name__ == "__main__":
     done = run(40 * int(sys.argv[1]))
     print(*done.differences[:60], sep="\n")
-    print("numpy alone:", ", ".join(sorted(done.numpy_only)))
+    print("numpy only:", ", ".join(sorted(done.numpy_only)))
     print(
         f"{native.describe()}: {len(done.compared)} mnemonics in {done.compared.total()} "
         f"instructions of {WAVES * LANES} lanes, {len(done.differences)} differ"

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random instructions for the oracle's entries: operands, constants and modifiers as text.
 
-Kinds of sources: f32, u16 and the like; `r:` in front takes a register without modifiers, `lit:` a
-literal. "mask" and "vcc" are a bit for each lane, "old" is what the destination holds, "lane" the
-number of the lane, "imm" an immediate of 16 bits; "scc", "exec" and "exec64" are themselves. Kinds
-of results: also h2 (two float16), z16 (a float16 below zeros), lo16 and hi16 (a float16 in a half
-that the mnemonic names), "mask", and a kind with "+mask".
+Kinds of sources are types such as f32 and u16. With the prefix `r:` a source is a register without
+modifiers, and with `lit:` a literal constant. Other kinds are "mask" and "vcc" (a bit for each
+lane), "old" (the previous value of the destination), "lane" (the number of the lane), "imm" (an
+immediate of 16 bits), "scc", "exec" and "exec64".
+
+Kinds of results are these types, and h2 (two float16), z16 (a float16 below 16 zeros), lo16 and
+hi16 (a float16 in the half that the mnemonic names), "mask", and a type with "+mask".
 """
 
 import random
@@ -19,11 +21,11 @@ from oracle_parts import Choice
 from strix_emulate.code.decode import EXEC, VCC
 
 REGISTERS = 16
-#: Scalar registers of masks, which are nothing else: in wave64 pairs, see widened.
+#: Scalar registers that are used only for masks. In wave64 they are pairs, see widen.
 MASK_IN = 10
 MASK_OUT = 12
 _MASKED = re.compile(r"v_(cmp_|cndmask|\w+_co_|div_scale|mad_[iu]64)")
-#: What goes wrong first: zeros, ones, denormals, largest, infinities, NaNs, integer limits.
+#: Values that often go wrong: zeros, ones, denormals, largest, infinities, NaNs, integer limits.
 EDGES = (
     0,
     1,
@@ -62,7 +64,7 @@ _INLINE = {
     "u64": ("0", "1", "-1"),
     "f64": ("0", "1.0", "-2.0", "0.5"),
 }
-#: formats of the kinds that are numbers
+#: Formats of the kinds that are floating-point numbers.
 FORMS = {
     "f32": exact.F32,
     "f16": exact.F16,
@@ -84,7 +86,7 @@ _IMPLICIT = {
 
 @dataclass
 class Source:
-    """A generated operand: its text, and where its bits are; file is "" for a constant."""
+    """A generated operand: its text, and the place of its bits. `file` is "" for a constant."""
 
     text: str
     file: str = ""
@@ -97,9 +99,17 @@ class Source:
 
 @dataclass
 class Operation:
-    """A generated instruction of a mnemonic of the oracle, and where its results go.
+    """A generated instruction of a mnemonic of the oracle, and the places of its results.
 
-    kind: of the result in target; flag: the register of the mask that it gives, or None.
+    Attributes:
+        mnemonic: The mnemonic.
+        text: The instruction as assembly.
+        kind: The kind of the result in target.
+        target: The destination, or None.
+        flag: The register of the resulting mask, or None.
+        sources: The kinds and operands of the sources.
+        function: The oracle's function.
+        modifiers: The modifiers as text.
     """
 
     mnemonic: str
@@ -113,7 +123,7 @@ class Operation:
 
 
 def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
-    """An instruction of an entry; file is "v" or "s"."""
+    """Return a random instruction of an entry. `file` is "v" or "s"."""
     result, kinds, function = entry
     modifiers = set()
     words = []
@@ -145,7 +155,7 @@ def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
     words += [source.text for _, source in sources if source.text]
     numbers = file == "v" and kind in _MODIFIED and set(kinds) <= _MODIFIED
     if numbers and len(kinds) > 1 and rng.random() < 0.3:
-        # omod has no effect in the mode that the programs run in: IEEE, with denormals
+        # omod has no effect in the programs' mode: IEEE, with denormals
         modifiers.add(rng.choice([" clamp", " mul:2", " mul:4", " div:2"]))
     short = file == "s" or name.startswith(
         ("v_pk_", "v_fma_mix", "v_dot4", "v_dot8", "v_dot2_f32", "v_dot2acc")
@@ -156,13 +166,13 @@ def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
 
 
 def _any_source(rng, file: str, token: str, target, result: str, allow_scalar: bool):
-    """(kind, source) of a token."""
+    """Return the kind and the source of a token."""
     if token == "old":
         return result.partition("+")[0], Source("", target.file, target.index, target.high)
     if token in _IMPLICIT:
-        where, index = _IMPLICIT[token]
+        file_, index = _IMPLICIT[token]
         return {"vcc": "mask", "exec": "u32", "exec64": "u64"}.get(token, token), Source(
-            "", where, index
+            "", file_, index
         )
     if token == "mask":
         index = rng.choice((MASK_IN, VCC))
@@ -170,13 +180,13 @@ def _any_source(rng, file: str, token: str, target, result: str, allow_scalar: b
     if token == "imm":
         bits = rng.choice((rng.getrandbits(16), 0x8000, 0xFFFF, 5))
         return "imm", Source(f"{bits:#x}", bits=bits)
-    how, _, kind = token.rpartition(":")
-    if how == "lit":
-        # no inline constant, which an assembler would take
-        bits = bits_of(rng) | 0x01010101
+    prefix, _, kind = token.rpartition(":")
+    if prefix == "lit":
+        # not an inline constant, because the assembler would encode it as one
+        bits = random_bits(rng) | 0x01010101
         bits = bits & 0xFFFF if kind == "f16" else bits
         return kind, Source(f"{bits:#x}", bits=bits)
-    if how == "r":
+    if prefix == "r":
         return kind, _register(rng, file, kind)
     return kind, _source(rng, file, kind, allow_scalar)
 
@@ -209,21 +219,21 @@ def _register(rng: random.Random, file: str, kind: str) -> Source:
     return Source(f"{file}{index}", file, index)
 
 
-def bits_of(rng: random.Random) -> int:
-    """32 random bits: edges, ordinary numbers, anything."""
+def random_bits(rng: random.Random) -> int:
+    """Return 32 random bits: an edge, an ordinary float32, or any bits."""
     chance = rng.random()
     if chance < 0.4:
         return rng.choice(EDGES)
     if chance < 0.7:
-        # a number of ordinary size, so that sums do not only overflow
+        # a number of ordinary size, so that not all sums overflow
         return exact.float_bits(rng.uniform(-8, 8))
     return rng.getrandbits(32)
 
 
-def widened(text: str) -> str:
-    """An instruction for wave32 as wave64 has it: masks are pairs, a matrix has half the registers.
+def widen(text: str) -> str:
+    """Return a wave32 instruction for wave64: masks are pairs, and a matrix has half the registers.
 
-    Empty for those that wave64 lacks.
+    The result is "" for an instruction that wave64 lacks.
     """
     if text.startswith("v_dual_"):
         return ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A second, slow reading of the ISA document: what one lane computes.
+"""A second, slow implementation of the ISA document, for one lane.
 
 It shares no code with the machine. Each entry is a mnemonic with the kinds of its operands and a
-function on bit patterns, by the arithmetic of `exact`.
+function on bit patterns, which uses the arithmetic of `exact`.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,15 @@ from fractions import Fraction
 import oracle_floats
 import oracle_parts
 from exact import (
+    BINARY_FUNCTIONS,
     COMPARE,
     F16,
     F32,
     F64,
     M32,
-    OF_TWO,
     bfe,
-    compared,
+    compare_integers,
+    compare_numbers,
     convert,
     encode,
     extreme,
@@ -26,8 +27,7 @@ from exact import (
     fma,
     leading_signs,
     perm,
-    shifted,
-    sign_of,
+    shift_left,
     signed,
     subtract,
     to_integer,
@@ -35,15 +35,18 @@ from exact import (
 
 
 def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    """mnemonic: (kind of result, kinds of sources, function on bits); a "mask" is one bit."""
+    """Return by mnemonic the kind of the result, the kinds of sources, and a function on bits.
+
+    A "mask" is one bit.
+    """
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
     for kind, form in (("f32", F32), ("f16", F16), ("f64", F64)):
-        two = (kind,) * 2
-        three = (kind,) * 3
-        for name, function in OF_TWO.items():
-            table[f"v_{name}_{kind}"] = (kind, two, lambda a, b, f=form, o=function: o(a, b, f))
-        table[f"v_subrev_{kind}"] = (kind, two, lambda a, b, f=form: subtract(b, a, f))
-        table[f"v_fma_{kind}"] = (kind, three, lambda a, b, c, f=form: fma(a, b, c, f))
+        two_kinds = (kind,) * 2
+        three_kinds = (kind,) * 3
+        for name, function in BINARY_FUNCTIONS.items():
+            table[f"v_{name}_{kind}"] = (kind, two_kinds, lambda a, b, f=form, o=function: o(a, b, f))
+        table[f"v_subrev_{kind}"] = (kind, two_kinds, lambda a, b, f=form: subtract(b, a, f))
+        table[f"v_fma_{kind}"] = (kind, three_kinds, lambda a, b, c, f=form: fma(a, b, c, f))
         for name, first, second in (
             ("max3", True, True),
             ("min3", False, False),
@@ -52,14 +55,14 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         ):
             table[f"v_{name}_{kind}"] = (
                 kind,
-                three,
+                three_kinds,
                 lambda a, b, c, f=form, i=first, o=second: extreme(extreme(a, b, f, i), c, f, o),
             )
         for name, test in COMPARE.items():
             table[f"v_cmp_{name}_{kind}"] = (
                 "mask",
-                two,
-                lambda a, b, f=form, t=test: int(t(compared(a, b, f))),
+                two_kinds,
+                lambda a, b, f=form, t=test: int(t(compare_numbers(a, b, f))),
             )
     for bits in (16, 32, 64):
         kinds = (f"u{bits}",) * 2
@@ -68,7 +71,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
                 table[f"v_cmp_{'ne' if name == 'lg' else name}_{sign}{bits}"] = (
                     "mask",
                     kinds,
-                    lambda a, b, t=COMPARE[name], r=read: int(t(sign_of(r(a), r(b)))),
+                    lambda a, b, t=COMPARE[name], r=read: int(t(compare_integers(r(a), r(b)))),
                 )
             if bits == 64:
                 continue
@@ -97,15 +100,15 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         for name, function in of_any_size.items() if bits < 64 else ():
             count = function.__code__.co_argcount
             table[f"v_{name}{bits}"] = (kinds[0], kinds[:1] * count, function)
-        by = "u16" if bits == 16 else "u32"
+        shift_kind = "u16" if bits == 16 else "u32"
         for name, function in (
-            ("lshlrev_b", lambda a, b, n=bits: shifted(b, a & n - 1, n)),
+            ("lshlrev_b", lambda a, b, n=bits: shift_left(b, a & n - 1, n)),
             ("lshrrev_b", lambda a, b, n=bits: b >> (a & n - 1)),
             ("ashrrev_i", lambda a, b, n=bits: signed(b, n) >> (a & n - 1)),
         ):
-            table[f"v_{name}{bits}"] = (kinds[0], (by, kinds[0]), function)
+            table[f"v_{name}{bits}"] = (kinds[0], (shift_kind, kinds[0]), function)
     u = "u32"
-    two = {
+    binary = {
         "v_mul_hi_u32": lambda a, b: a * b >> 32,
         "v_xnor_b32": lambda a, b: ~(a ^ b),
         "v_mul_hi_i32": lambda a, b: signed(a) * signed(b) >> 32,
@@ -116,7 +119,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "v_bcnt_u32_b32": lambda a, b: a.bit_count() + b,
         "v_bfm_b32": lambda a, b: ((1 << (a & 31)) - 1) << (b & 31),
     }
-    three = {
+    ternary = {
         "v_add3_u32": lambda a, b, c: a + b + c,
         "v_lshl_add_u32": lambda a, b, c: (a << (b & 31)) + c,
         "v_add_lshl_u32": lambda a, b, c: (a + b) << (c & 31),
@@ -145,7 +148,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             (x + y + (c >> 8 * i & 1) >> 1) << 8 * i for i, (x, y) in enumerate(fields(a, b, 8))
         ),
     }
-    one = {
+    unary = {
         "v_bfrev_b32": lambda a: int(f"{a:032b}"[::-1], 2),
         "v_clz_i32_u32": lambda a: 32 - a.bit_length() if a else -1,
         "v_ctz_i32_b32": lambda a: (a & -a).bit_length() - 1,
@@ -159,7 +162,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             for i in range(4)
         },
     }
-    for count, group in ((1, one), (2, two), (3, three)):
+    for count, group in ((1, unary), (2, binary), (3, ternary)):
         for name, function in group.items():
             table[name] = (u, (u,) * count, function)
     table["v_cvt_f32_f16"] = ("f32", ("f16",), lambda a: convert(a, F16, F32))
@@ -172,12 +175,12 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         )
         table[f"v_cvt_{sign}32_{sign}16"] = (u, ("u16",), lambda a, r=read: r(a))
     for source, form in (("f32", F32), ("f64", F64)):
-        for target, other in (("f32", F32), ("f64", F64)):
+        for target, target_form in (("f32", F32), ("f64", F64)):
             if source != target:
                 table[f"v_cvt_{target}_{source}"] = (
                     target,
                     (source,),
-                    lambda a, f=form, o=other: convert(a, f, o),
+                    lambda a, f=form, t=target_form: convert(a, f, t),
                 )
     table["v_cvt_f64_i32"] = ("f64", (u,), lambda a: encode(Fraction(signed(a)), F64))
     table["v_cvt_f64_u32"] = ("f64", (u,), lambda a: encode(Fraction(a), F64))
@@ -207,19 +210,22 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     return table | oracle_floats.vector_table() | oracle_parts.vector_table()
 
 
-def alone(function: Callable) -> Callable:
-    """SCC stays as it is."""
+def keep_scc(function: Callable) -> Callable:
+    """Return a function that leaves SCC unchanged."""
     return lambda *x: (function(*x), None)
 
 
-def nonzero(function: Callable, mask: int = M32) -> Callable:
-    """SCC: whether the result is not 0."""
+def set_scc(function: Callable, mask: int = M32) -> Callable:
+    """Return a function that sets SCC if the result is not 0."""
     return lambda *x: (function(*x), int(function(*x) & mask != 0))
 
 
 def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    """Like vector_table; functions give (result, SCC), SCC None where it is left alone, or, for
-    those that write it, (result, SCC, EXEC)."""
+    """Return a table like vector_table, whose functions also return SCC.
+
+    They return (result, SCC), or (result, SCC, EXEC) if they write EXEC. SCC is None if it is
+    unchanged.
+    """
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
 
     def enter(result: str, sources: tuple[str, ...], functions: dict[str, Callable]) -> None:
@@ -240,12 +246,12 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             "max_i32": lambda a, b: (max(signed(a), signed(b)), int(signed(a) >= signed(b))),
             "min_u32": lambda a, b: (min(a, b), int(a < b)),
             "max_u32": lambda a, b: (max(a, b), int(a >= b)),
-            "absdiff_i32": nonzero(lambda a, b: abs(signed(a - b))),
-            "mul_i32": alone(lambda a, b: a * b),
-            "mul_hi_u32": alone(lambda a, b: a * b >> 32),
-            "mul_hi_i32": alone(lambda a, b: signed(a) * signed(b) >> 32),
+            "absdiff_i32": set_scc(lambda a, b: abs(signed(a - b))),
+            "mul_i32": keep_scc(lambda a, b: a * b),
+            "mul_hi_u32": keep_scc(lambda a, b: a * b >> 32),
+            "mul_hi_i32": keep_scc(lambda a, b: signed(a) * signed(b) >> 32),
             **{
-                f"pack_{'lh'[i]}{'lh'[j]}_b32_b16": alone(
+                f"pack_{'lh'[i]}{'lh'[j]}_b32_b16": keep_scc(
                     lambda a, b, i=i, j=j: a >> 16 * i & 0xFFFF | (b >> 16 * j & 0xFFFF) << 16
                 )
                 for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -260,13 +266,13 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         "u32",
         ("u32",),
         {
-            "abs_i32": nonzero(lambda a: abs(signed(a))),
-            "sext_i32_i16": alone(lambda a: signed(a, 16)),
-            "sext_i32_i8": alone(lambda a: signed(a, 8)),
-            "cvt_f32_u32": alone(lambda a: encode(Fraction(a), F32)),
-            "cvt_u32_f32": alone(lambda a: to_integer(a, F32, 0, M32)),
-            "cvt_f32_i32": alone(lambda a: encode(Fraction(signed(a)), F32)),
-            "cvt_i32_f32": alone(lambda a: to_integer(a, F32, -(2**31), 2**31 - 1)),
+            "abs_i32": set_scc(lambda a: abs(signed(a))),
+            "sext_i32_i16": keep_scc(lambda a: signed(a, 16)),
+            "sext_i32_i8": keep_scc(lambda a: signed(a, 8)),
+            "cvt_f32_u32": keep_scc(lambda a: encode(Fraction(a), F32)),
+            "cvt_u32_f32": keep_scc(lambda a: to_integer(a, F32, 0, M32)),
+            "cvt_f32_i32": keep_scc(lambda a: encode(Fraction(signed(a)), F32)),
+            "cvt_i32_f32": keep_scc(lambda a: to_integer(a, F32, -(2**31), 2**31 - 1)),
         },
     )
     for kind, form in (("f32", F32), ("f16", F16)):
@@ -274,7 +280,10 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             "",
             (kind, kind),
             {
-                f"cmp_{name}_{kind}": lambda a, b, t=test, f=form: (None, int(t(compared(a, b, f))))
+                f"cmp_{name}_{kind}": lambda a, b, t=test, f=form: (
+                    None,
+                    int(t(compare_numbers(a, b, f))),
+                )
                 for name, test in COMPARE.items()
             },
         )
@@ -282,7 +291,7 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         for kind, read in (("i", signed), ("u", lambda x, _bits=0: x)):
 
             def compare(a, b, test=COMPARE[name], r=read, bits=32):
-                return None, int(test(sign_of(r(a), r(b, bits))))
+                return None, int(test(compare_integers(r(a), r(b, bits))))
 
             enter("", ("u32", "u32"), {f"cmp_{name}_{kind}32": compare})
             enter(
@@ -293,12 +302,12 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         if name in ("eq", "lg"):
             enter("", ("u64", "u64"), {f"cmp_{name}_u64": compare})
     for bits in (32, 64):
-        _of_size(bits, enter)
+        _enter_size(bits, enter)
     return table | oracle_parts.scalar_table()
 
 
-def _of_size(n: int, enter: Callable) -> None:
-    """What there is of 32 and of 64 bits."""
+def _enter_size(n: int, enter: Callable) -> None:
+    """Enter the instructions that exist for both 32 and 64 bits."""
     kind = f"u{n}"
     mask = (1 << n) - 1
 
@@ -317,7 +326,7 @@ def _of_size(n: int, enter: Callable) -> None:
         "nor": lambda a, b: ~(a | b),
         "xnor": lambda a, b: ~(a ^ b),
     }
-    enter(kind, (kind, kind), {f"{name}_b{n}": nonzero(f, mask) for name, f in logic.items()})
+    enter(kind, (kind, kind), {f"{name}_b{n}": set_scc(f, mask) for name, f in logic.items()})
     logic |= {"and_not0": lambda a, b: ~a & b, "or_not0": lambda a, b: ~a | b}
     for name, function in logic.items():
 
@@ -346,31 +355,31 @@ def _of_size(n: int, enter: Callable) -> None:
         kind,
         (kind, "u32"),
         {
-            f"lshl_b{n}": nonzero(lambda a, b: a << (b & n - 1), mask),
-            f"lshr_b{n}": nonzero(lambda a, b: a >> (b & n - 1), mask),
-            f"ashr_i{n}": nonzero(lambda a, b: signed(a, n) >> (b & n - 1), mask),
-            f"bfe_u{n}": nonzero(lambda a, b: field(a, b, False), mask),
-            f"bfe_i{n}": nonzero(lambda a, b: field(a, b, True), mask),
+            f"lshl_b{n}": set_scc(lambda a, b: a << (b & n - 1), mask),
+            f"lshr_b{n}": set_scc(lambda a, b: a >> (b & n - 1), mask),
+            f"ashr_i{n}": set_scc(lambda a, b: signed(a, n) >> (b & n - 1), mask),
+            f"bfe_u{n}": set_scc(lambda a, b: field(a, b, False), mask),
+            f"bfe_i{n}": set_scc(lambda a, b: field(a, b, True), mask),
         },
     )
     enter(
         kind,
         (kind,),
         {
-            f"mov_b{n}": alone(lambda a: a),
-            f"not_b{n}": nonzero(lambda a: ~a, mask),
-            f"brev_b{n}": alone(lambda a: int(f"{a:0{n}b}"[::-1], 2)),
+            f"mov_b{n}": keep_scc(lambda a: a),
+            f"not_b{n}": set_scc(lambda a: ~a, mask),
+            f"brev_b{n}": keep_scc(lambda a: int(f"{a:0{n}b}"[::-1], 2)),
         },
     )
     enter(
         "u32",
         (kind,),
         {
-            f"bcnt1_i32_b{n}": nonzero(lambda a: a.bit_count()),
-            f"bcnt0_i32_b{n}": nonzero(lambda a: n - a.bit_count()),
-            f"clz_i32_u{n}": alone(lambda a: n - a.bit_length() if a else -1),
-            f"ctz_i32_b{n}": alone(lambda a: (a & -a).bit_length() - 1),
-            "cls_i32" if n == 32 else "cls_i32_i64": alone(
+            f"bcnt1_i32_b{n}": set_scc(lambda a: a.bit_count()),
+            f"bcnt0_i32_b{n}": set_scc(lambda a: n - a.bit_count()),
+            f"clz_i32_u{n}": keep_scc(lambda a: n - a.bit_length() if a else -1),
+            f"ctz_i32_b{n}": keep_scc(lambda a: (a & -a).bit_length() - 1),
+            "cls_i32" if n == 32 else "cls_i32_i64": keep_scc(
                 lambda a: leading_signs(signed(a, n), n)
             ),
         },
@@ -385,7 +394,7 @@ def _of_size(n: int, enter: Callable) -> None:
             kind,
             ("u32", "old"),
             {
-                f"bitset{on}_b{n}": alone(
+                f"bitset{on}_b{n}": keep_scc(
                     lambda a, old, on=on: old & ~(1 << (a & n - 1)) | on << (a & n - 1)
                 )
             },
@@ -393,7 +402,7 @@ def _of_size(n: int, enter: Callable) -> None:
     enter(
         kind,
         ("u32", "u32"),
-        {f"bfm_b{n}": alone(lambda a, b: ((1 << (a & n - 1)) - 1) << (b & n - 1))},
+        {f"bfm_b{n}": keep_scc(lambda a, b: ((1 << (a & n - 1)) - 1) << (b & n - 1))},
     )
-    enter(kind, (kind, kind, "scc"), {f"cselect_b{n}": alone(lambda a, b, c: a if c else b)})
-    enter(kind, (kind, "old", "scc"), {f"cmov_b{n}": alone(lambda a, old, c: a if c else old)})
+    enter(kind, (kind, kind, "scc"), {f"cselect_b{n}": keep_scc(lambda a, b, c: a if c else b)})
+    enter(kind, (kind, "old", "scc"), {f"cmov_b{n}": keep_scc(lambda a, old, c: a if c else old)})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The oracle for floating point beyond sums and products: roots, logarithms, division, exponents.
+"""The oracle for roots, logarithms, division, exponents and other functions of floating point.
 
-Entries as in :mod:`oracle`. A function may give a set: the results that the document allows.
+Entries are as in :mod:`oracle`. A function may return the set of results that the document allows.
 """
 
 import math
@@ -16,11 +16,11 @@ from exact import (
     NAN,
     ROUNDINGS,
     add,
-    compared,
+    compare_numbers,
     encode,
     extreme,
-    floor_like,
     fma,
+    make_rounding,
     multiply,
     negate,
     power_of_two,
@@ -33,7 +33,7 @@ _SIGN = 1 << 31
 
 
 def near(number, form: tuple, negative: bool = False) -> set[int]:
-    """The nearest number and its neighbours: 1 ulp."""
+    """Return the nearest number and its neighbours: an error of 1 ulp is allowed."""
     bits = encode(number, form, negative)
     if isinstance(number, str):
         return {bits}
@@ -43,7 +43,7 @@ def near(number, form: tuple, negative: bool = False) -> set[int]:
 
 
 def square_root(x: Fraction) -> Fraction:
-    """With an error below 2**-150, relative to the result."""
+    """Return the square root with a relative error below 2**-150."""
     shift = 600 + 2 * max(0, x.denominator.bit_length() - x.numerator.bit_length())
     return Fraction(math.isqrt((x.numerator << shift) // x.denominator), 1 << shift // 2)
 
@@ -51,8 +51,8 @@ def square_root(x: Fraction) -> Fraction:
 def _exp2(x, _negative):
     if isinstance(x, str):
         return {"inf": "inf", "-inf": Fraction(0)}[x], False
-    whole = math.floor(x)
-    return Fraction(2.0 ** float(x - whole)) * power_of_two(whole), False
+    integer = math.floor(x)
+    return Fraction(2.0 ** float(x - integer)) * power_of_two(integer), False
 
 
 def _log2(x, negative):
@@ -83,7 +83,7 @@ def _inverse_root(x, negative):
 
 
 def _wave(function: Callable) -> Callable:
-    """Of x in turns, as the document has it: 0 turns outside of -256 to 256."""
+    """Return sine or cosine of x in turns. As in the document, |x| > 256 counts as 0 turns."""
 
     def run(x, negative):
         if isinstance(x, str):
@@ -100,7 +100,7 @@ def _wave(function: Callable) -> Callable:
 
 
 def _approximated(function: Callable, form: tuple, flushes: bool) -> Callable:
-    """To 1 ulp. flushes: neither takes nor gives denormals."""
+    """Return a function with an allowed error of 1 ulp. `flushes`: denormals count as zero."""
     tiny = 1 << (form[0] - 1)
     top = 1 << (form[3] - 1)
 
@@ -122,15 +122,15 @@ def _approximated(function: Callable, form: tuple, flushes: bool) -> Callable:
 
 
 def _fraction(form: tuple) -> Callable:
-    floor = floor_like(lambda x: x // 1, form)
-    one = encode(Fraction(1), form)
+    floor = make_rounding(lambda x: x // 1, form)
+    one_bits = encode(Fraction(1), form)
 
     def run(bits: int) -> set[int] | int:
         if isinstance(value(bits, form)[0], str):
             return NAN[form]
         result = add(bits, negate(floor(bits), form), form)
-        # just below zero: rounded, or the largest number below 1
-        return {one, one - 1} if result == one else result
+        # for numbers just below zero, the result may be 1 or the largest number below 1
+        return {one_bits, one_bits - 1} if result == one_bits else result
 
     return run
 
@@ -146,7 +146,7 @@ def _mantissa(form: tuple) -> Callable:
 
 
 def _exponent_of(x: Fraction) -> int:
-    """So that x is 0.5 to 1 times two to it."""
+    """Return the exponent e for which |x| is from 0.5 to 1 times 2**e."""
     x = abs(x)
     n = x.numerator.bit_length() - x.denominator.bit_length()
     return n + 1 if x >= power_of_two(n) else n
@@ -161,7 +161,7 @@ def _exponent(form: tuple) -> Callable:
 
 
 def scaled(bits: int, power: int, form: tuple) -> int:
-    """Times two to the power, rounded once."""
+    """Return a number times 2**power, rounded once."""
     x, negative = value(bits, form)
     return encode(x if isinstance(x, str) else x * power_of_two(power), form, negative)
 
@@ -186,22 +186,22 @@ def _quotient(a: int, b: int, form: tuple) -> int:
 
 
 def _division_scale(form: tuple, power: int, apart: int, few: int) -> Callable:
-    """V_DIV_SCALE: (numbers allowed, flag)."""
-    one = encode(Fraction(1), form)
+    """Return V_DIV_SCALE, whose result is (allowed numbers, flag)."""
+    one_bits = encode(Fraction(1), form)
 
     def run(a: int, denominator: int, numerator: int):
         up = scaled(a, power, form)
         down = scaled(a, -power, form)
         if 0 in (value(numerator, form)[0], value(denominator, form)[0]):
             return NAN[form], 0
-        small_inverse = _is_denormal(_quotient(one, denominator, form), form)
+        small_inverse = _is_denormal(_quotient(one_bits, denominator, form), form)
         small_quotient = _is_denormal(_quotient(numerator, denominator, form), form)
         if _field(numerator, form) - _field(denominator, form) >= apart:
             return (up if a == denominator else a), 1
         if _is_denormal(denominator, form):
             return up, 0
         if small_inverse and small_quotient:
-            # the document scales up; only down makes LLVM's division right
+            # the document scales up, but LLVM's division is right only if this scales down
             return ({up, down} if a == denominator else a), 1
         if small_inverse:
             return down, 0
@@ -213,7 +213,7 @@ def _division_scale(form: tuple, power: int, apart: int, few: int) -> Callable:
 
 
 def _division_fix(form: tuple, underflow: int | None) -> Callable:
-    """V_DIV_FIXUP: quotient, denominator, numerator."""
+    """Return V_DIV_FIXUP, a function of quotient, denominator and numerator."""
 
     def run(quotient: int, denominator: int, numerator: int):
         (n, nn), (d, nd) = value(numerator, form), value(denominator, form)
@@ -231,7 +231,7 @@ def _division_fix(form: tuple, underflow: int | None) -> Callable:
         top = 1 << (form[3] - 1)
         size = quotient & ~top
         if value(quotient, form)[0] == "nan":
-            # an overflow in the steps before, of which LLVM's division needs the infinity
+            # earlier steps overflowed; LLVM's division needs the infinity
             return {NAN[form], infinity}
         return size | top * negative
 
@@ -239,17 +239,17 @@ def _division_fix(form: tuple, underflow: int | None) -> Callable:
 
 
 def _division_fma(form: tuple, power: int) -> Callable:
-    """V_DIV_FMAS: scaled up if the addend is large, else down, where the flag is set."""
+    """Return V_DIV_FMAS: with the flag, it scales up if the addend is large, and otherwise down."""
     bias = form[2]
 
     def run(a: int, b: int, c: int, flag: int) -> int:
         if not flag:
             return fma(a, b, c, form)
-        by = power if _field(c, form) > bias else -power
+        exponent = power if _field(c, form) > bias else -power
         (x, nx), (y, ny), (z, nz) = (value(v, form) for v in (a, b, c))
         if any(isinstance(v, str) for v in (x, y, z)):
             return fma(a, b, c, form)
-        return encode((x * y + z) * power_of_two(by), form, nx != ny and nz)
+        return encode((x * y + z) * power_of_two(exponent), form, nx != ny and nz)
 
     return run
 
@@ -268,7 +268,7 @@ def _in_class(form: tuple) -> Callable:
 
 
 def median(a: int, b: int, c: int, form: tuple) -> int:
-    """In the document's words."""
+    """Return the median, by the document's text."""
     if any(value(x, form)[0] == "nan" for x in (a, b, c)):
         return extreme(extreme(a, b, form, False), c, form, False)
     top = extreme(extreme(a, b, form, True), c, form, True)
@@ -281,49 +281,50 @@ def median(a: int, b: int, c: int, form: tuple) -> int:
 def _preop(shift: int) -> Callable:
     def run(bits: int, segment: int) -> int:
         exponent = _field(bits, F64)
-        by = (segment & 31) * 53 + max(0, exponent - 1077)
-        whole = (_TWO_OVER_PI << by) >> shift & ((1 << 53) - 1)
-        return encode(whole * power_of_two(-53 - by + 128 * (exponent >= 1968)), F64)
+        offset = (segment & 31) * 53 + max(0, exponent - 1077)
+        significand = (_TWO_OVER_PI << offset) >> shift & ((1 << 53) - 1)
+        power = -53 - offset + 128 * (exponent >= 1968)
+        return encode(significand * power_of_two(power), F64)
 
     return run
 
 
-def _arctan(inverse: int, one: int) -> int:
+def _arctan(inverse: int, unit: int) -> int:
     total = 0
     n = 0
-    while term := one // inverse ** (2 * n + 1):
+    while term := unit // inverse ** (2 * n + 1):
         total = total + (-1) ** n * (term // (2 * n + 1))
         n = n + 1
     return total
 
 
 def _two_over_pi() -> int:
-    """1201 bits, by Gauss's formula for pi."""
-    one = 1 << 1500
-    pi = 4 * (12 * _arctan(18, one) + 8 * _arctan(57, one) - 5 * _arctan(239, one))
-    return (2 * one << 1201) // pi
+    """Return 1201 bits of 2 / pi, by Gauss's formula for pi."""
+    unit = 1 << 1500
+    pi = 4 * (12 * _arctan(18, unit) + 8 * _arctan(57, unit) - 5 * _arctan(239, unit))
+    return (2 * unit << 1201) // pi
 
 
 _TWO_OVER_PI = _two_over_pi()
 
 
 def zero_wins(a: int, b: int, c: int | None) -> int | set[int]:
-    """Zero times anything is zero; V_MUL has no addend."""
+    """Multiply and add, where zero times anything is zero. V_MUL has no addend."""
     if 0 in (value(a, F32)[0], value(b, F32)[0]):
-        # with an addend of -0 the document says -0, and a sum would be +0
+        # for an addend of -0, the document's result is -0, and that of a sum is +0
         return 0 if c is None else {c, add(c, 0, F32)}
     return multiply(a, b, F32) if c is None else fma(a, b, c, F32)
 
 
 def _cube(name: str) -> Callable:
-    """V_CUBE*, by the branches of the document's text."""
+    """Return a V_CUBE function, with the branches of the document's text."""
 
     def run(x, y, z):
         def size_at_least(a, b):
-            return compared(a & ~_SIGN, b & ~_SIGN, F32) in (0, 1)
+            return compare_numbers(a & ~_SIGN, b & ~_SIGN, F32) in (0, 1)
 
         def below_zero(a):
-            return compared(a, 0, F32) == -1
+            return compare_numbers(a, 0, F32) == -1
 
         if size_at_least(z, x) and size_at_least(z, y):
             face = 4
@@ -368,7 +369,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             flushes = form is F32 and name not in ("sin", "cos")
             table[f"v_{name}_{kind}"] = (kind, (kind,), _approximated(function, form, flushes))
         for name, rounding in ROUNDINGS.items():
-            table[f"v_{name}_{kind}"] = (kind, (kind,), floor_like(rounding, form))
+            table[f"v_{name}_{kind}"] = (kind, (kind,), make_rounding(rounding, form))
         table[f"v_fract_{kind}"] = (kind, (kind,), _fraction(form))
         table[f"v_frexp_mant_{kind}"] = (kind, (kind,), _mantissa(form))
         result, power = ("u16", "u16") if form is F16 else ("u32", "u32")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The oracle for parts of registers: packed maths, dot products, mixed types, carries, saturation.
+"""The oracle for packed maths, dot products, mixed types, carries and saturation.
 
-Entries as in :mod:`oracle`.
+Entries are as in :mod:`oracle`.
 """
 
 import random
@@ -11,18 +11,18 @@ from fractions import Fraction
 
 from exact import (
     B16,
+    BINARY_FUNCTIONS,
     F16,
     F32,
     M32,
     M64,
-    OF_TWO,
     ROUNDINGS,
     add,
     convert,
     encode,
     extreme,
-    floor_like,
     fma,
+    make_rounding,
     multiply,
     signed,
     to_integer,
@@ -32,13 +32,13 @@ from exact import (
 
 @dataclass
 class Choice:
-    """An operation with modifiers: make(rng) gives their text and the function."""
+    """An operation with random modifiers: make(rng) returns their text and the function."""
 
     make: Callable[[random.Random], tuple[str, Callable]]
 
 
 def clip(x: int, kind: str) -> int:
-    """Saturated to u16, i32 and the like."""
+    """Return x saturated to a type such as u16 or i32."""
     bits = int(kind[1:])
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "i" else (0, (1 << bits) - 1)
     return max(low, min(high, x))
@@ -50,7 +50,7 @@ def number(x: int, kind: str) -> int:
 
 
 def saturating(function: Callable, kind: str) -> Choice:
-    """An exact integer operation, with and without CLAMP."""
+    """Return an exact integer operation, with or without CLAMP."""
 
     def make(rng: random.Random):
         clamp = rng.random() < 0.5
@@ -65,7 +65,7 @@ def saturating(function: Callable, kind: str) -> Choice:
 
 
 def packed(function: Callable, kind: str, count: int, clamps: bool = True) -> Choice:
-    """Both halves, each from the halves that op_sel names; numbers are negated as well."""
+    """Return an operation on both halves, with random op_sel and, for f16, random signs."""
 
     def make(rng: random.Random):
         low, high = ([rng.randrange(2) for _ in range(count)] for _ in range(2))
@@ -99,15 +99,15 @@ def packed(function: Callable, kind: str, count: int, clamps: bool = True) -> Ch
 
 
 def limited(bits: int, form: tuple) -> int:
-    """CLAMP of a number: to 0 .. 1, NaN to 0."""
-    one = encode(Fraction(1), form)
+    """Return a number clamped to 0 .. 1. NaN becomes 0."""
+    one_bits = encode(Fraction(1), form)
     if value(bits, form)[0] == "nan":
         return 0
-    return extreme(extreme(bits, 0, form, True), one, form, False)
+    return extreme(extreme(bits, 0, form, True), one_bits, form, False)
 
 
 def dot(bits: int, mixed: bool) -> Choice:
-    """Products of fields, exact, then wrapped or saturated. mixed: neg_lo says what is signed."""
+    """Return an exact dot product of fields, wrapped or saturated. `mixed`: neg_lo sets signs."""
 
     def make(rng: random.Random):
         signs = [rng.randrange(2) * mixed for _ in range(2)]
@@ -127,7 +127,7 @@ def dot(bits: int, mixed: bool) -> Choice:
 
 
 def dot2(source: tuple) -> Callable:
-    """Two products added to a float32, one after the other."""
+    """Return a function that adds two products to a float32, one after the other."""
 
     def run(a, b, c):
         for shift in (0, 16):
@@ -139,7 +139,7 @@ def dot2(source: tuple) -> Callable:
 
 
 def dot2_short(form: tuple) -> Callable:
-    """In 16 bits or with wider steps: the document's pseudocode has no word on roundings."""
+    """Return a dot product with two allowed results, because the document leaves roundings open."""
 
     def run(a, b, c):
         parts = [[convert(v >> s & 0xFFFF, form, F32) for v in (a, b)] for s in (0, 16)]
@@ -155,7 +155,7 @@ def dot2_short(form: tuple) -> Callable:
 
 
 def mixed(target: tuple) -> Choice:
-    """V_FMA_MIX: any source a float32 or a half of a register; one rounding, or one more."""
+    """Return V_FMA_MIX: each source is a float32 or a half of a register."""
 
     def make(rng: random.Random):
         halves, narrow = ([rng.randrange(2) for _ in range(3)] for _ in range(2))
@@ -174,7 +174,7 @@ def mixed(target: tuple) -> Choice:
 
 
 def towards_zero(a: int) -> int:
-    """float32 to float16."""
+    """Convert float32 to float16."""
     x, _ = value(a, F32)
     half = convert(a, F32, F16)
     if isinstance(x, str):
@@ -188,7 +188,7 @@ def pair(function: Callable) -> Callable:
 
 
 def normalised(form: tuple, low: int, high: int) -> Callable:
-    """-1 or 0 to 1 as the whole range of an integer."""
+    """Return a function that maps -1 or 0 .. 1 to the range of an integer."""
 
     def run(a: int) -> int:
         x, _ = value(a, form)
@@ -199,12 +199,12 @@ def normalised(form: tuple, low: int, high: int) -> Callable:
 
 
 def carry(total: int) -> tuple[int, int]:
-    """A sum or a difference of 32 bits, and whether it left them."""
+    """Return 32 bits of a sum or difference, and the carry."""
     return total & M32, int(not 0 <= total <= M32)
 
 
 def _wide_mad(a: int, b: int, c: int) -> tuple[int, int]:
-    """Bit 64 of the sum in 65 bits."""
+    """Return 64 bits of a * b + c, and bit 64."""
     total = a * b + c
     return total & M64, total >> 64 & 1
 
@@ -227,7 +227,9 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable | Choice]]:
             table[f"v_{op}_nc_{kind}"] = (raw, (raw,) * 2, saturating(exact, kind))
         if raw == "u16":
             table[f"v_mad_{kind}"] = (raw, (raw,) * 3, saturating(lambda a, b, c: a * b + c, kind))
-    halves = {name: lambda a, b, f=function: f(a, b, F16) for name, function in OF_TWO.items()}
+    halves = {
+        name: lambda a, b, f=function: f(a, b, F16) for name, function in BINARY_FUNCTIONS.items()
+    }
     for name in ("add", "mul", "max", "min"):
         table[f"v_pk_{name}_f16"] = ("h2", ("r:u32",) * 2, packed(halves[name], "f16", 2))
     table["v_pk_fma_f16"] = (
@@ -326,7 +328,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable | Choice]]:
 
 
 def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    """As :func:`oracle.scalar_table`."""
+    """Return a table like :func:`oracle.scalar_table`."""
     u = "u32"
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
 
@@ -335,9 +337,9 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
 
     for kind, form, target in (("f32", F32, "f32"), ("f16", F16, "z16")):
         for name, rounding in ROUNDINGS.items():
-            rounded = floor_like(rounding, form)
+            rounded = make_rounding(rounding, form)
             table[f"s_{name}_{kind}"] = (target, (kind,), lambda a, r=rounded: (r(a), None))
-        for name, function in OF_TWO.items():
+        for name, function in BINARY_FUNCTIONS.items():
             table[f"s_{name}_{kind}"] = (
                 target,
                 (kind,) * 2,

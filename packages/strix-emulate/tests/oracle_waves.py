@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The oracle for instructions that see a whole wave: lanes exchanged, registers by number, WMMA.
+"""The oracle for instructions of a whole wave: lane exchanges, indexed registers, and WMMA.
 
-Each case is a function of a random generator that gives assembly and what it does to a state, in
-plain Python: lists V[register][lane] and S[register], and EXEC among S.
+A case is a function of a random generator. It returns assembly, and a function in plain Python that
+applies the effect to a state: lists V[register][lane] and S[register], which includes EXEC.
 """
 
 import random
@@ -15,7 +15,7 @@ from strix_emulate.code.decode import EXEC, M0
 
 Case = tuple[str, Callable[[list, list], None]]
 LANES = range(32)
-#: scalar registers that instructions may read, and a literal
+#: Scalar registers that instructions may read.
 _SCALARS = range(2, 8)
 
 
@@ -42,7 +42,7 @@ def _readfirstlane(rng: random.Random) -> Case:
     v = rng.randrange(8)
 
     def run(V, S):
-        # lane 0 where none is active
+        # lane 0 if none is active
         S[9] = V[v][next(iter(_active(S)), 0)]
 
     return f"v_readfirstlane_b32 s9, v{v}", run
@@ -111,17 +111,17 @@ def _swap_halves(rng: random.Random) -> Case:
 
 
 def _masked_sums(rng: random.Random) -> Case:
-    """Four results and addends of V_MQSAD_U32_U8; bytes of the second source that are 0."""
+    """Test V_MQSAD_U32_U8 with four addends, and with zero bytes in the second source."""
     a = rng.randrange(2)
     byte_mask = rng.choice((0xFFFFFFFF, 0xFFFF00FF, 0x00FFFF00))
 
     def run(V, S):
         for i in _active(S):
             V[3][i] &= byte_mask
-            bytes_of = (V[a][i] | V[a + 1][i] << 32).to_bytes(8, "little")
+            window = (V[a][i] | V[a + 1][i] << 32).to_bytes(8, "little")
             reference = V[3][i].to_bytes(4, "little")
             for k in range(4):
-                pairs = zip(bytes_of[k : k + 4], reference, strict=True)
+                pairs = zip(window[k : k + 4], reference, strict=True)
                 total = V[4 + k][i] + sum(abs(x - y) for x, y in pairs if y)
                 V[4 + k][i] = total & 0xFFFFFFFF
 
@@ -151,7 +151,7 @@ def _move_relative(name: str) -> Callable[[random.Random], Case]:
 
 
 def _exchange(back: bool) -> Callable[[random.Random], Case]:
-    """DS_BPERMUTE takes from the lane that is named, DS_PERMUTE gives to it."""
+    """Return DS_BPERMUTE, which reads the named lane, or DS_PERMUTE, which writes to it."""
 
     def make(rng: random.Random) -> Case:
         d, index, v = _registers(rng, 3)
@@ -160,8 +160,8 @@ def _exchange(back: bool) -> Callable[[random.Random], Case]:
         def run(V, S):
             got = [0] * 32
             for i in LANES:
-                other = (V[index][i] + offset & 0xFFFFFFFF) // 4 % 32
-                source, target = (other, i) if back else (i, other)
+                named = (V[index][i] + offset & 0xFFFFFFFF) // 4 % 32
+                source, target = (named, i) if back else (i, named)
                 if S[EXEC] >> source & 1:
                     got[target] = V[v][source]
             for i in _active(S):
@@ -193,7 +193,7 @@ def _swizzle(rng: random.Random) -> Case:
     return f"ds_swizzle_b32 v{d}, v{v} offset:{code}", run
 
 
-#: as functions of the lane; None: there is no such lane in the row
+#: Source lanes of DPP patterns, as functions of the lane. None if the row has no such lane.
 _DPP: dict[str, Callable[[int, int], int | None]] = {
     "row_shl:{}": lambda i, n: i + n if i % 16 + n < 16 else None,
     "row_shr:{}": lambda i, n: i - n if i % 16 >= n else None,
@@ -208,7 +208,7 @@ _DPP: dict[str, Callable[[int, int], int | None]] = {
 
 
 def _dpp(rng: random.Random, pattern: str) -> Case:
-    """V_ADD_NC_U32 with its first source, which the target may be, from another lane."""
+    """Test V_ADD_NC_U32 whose first source is from another lane, and may be the target."""
     a, b = _registers(rng, 2)
     d = rng.choice((a, rng.randrange(8)))
     n = rng.randrange(1, 16)
@@ -256,7 +256,7 @@ _DUAL: dict[str, Callable] = {
 
 
 def _dual(rng: random.Random) -> Case:
-    """Two at once: both read before either writes. The banks of their registers differ."""
+    """Test two operations at once: both read before either writes. Their register banks differ."""
     first = rng.choice([n for n in _DUAL if n.endswith("f32") or "mov" in n])
     second = rng.choice(list(_DUAL))
     x = (0, 2, 4)
@@ -280,7 +280,7 @@ def _dual(rng: random.Random) -> Case:
 
 
 def _elements(V, first: int, kind: str, sign: bool) -> list[list]:
-    """Rows of A, or columns of B: 16 numbers for each of 16 lanes."""
+    """Return the rows of A, or the columns of B: 16 numbers for each of 16 lanes."""
     bits = {"iu4": 4, "iu8": 8}.get(kind, 16)
     per = 32 // bits
     rows = []
@@ -294,7 +294,7 @@ def _elements(V, first: int, kind: str, sign: bool) -> list[list]:
 
 
 def _wmma(source: str, result: str) -> Callable[[random.Random], Case]:
-    """Sums of floating point in any order: result sets, by the bound of seventeen roundings."""
+    """Return WMMA. Floating-point sums may be in any order, within the error of 17 roundings."""
     form = {"f32": F32, "f16": F16, "bf16": B16}.get(result)
     unit = Fraction(1, 1 << 24)
 
@@ -343,9 +343,10 @@ def _wmma(source: str, result: str) -> Callable[[random.Random], Case]:
 
 
 class Between:
-    """Equal to any number of a format from one to another; the other half of a register stays.
+    """A value that equals each number of a format from `low` to `high`.
 
-    From NaN to NaN: to any NaN.
+    With `half`, only this half of the register is compared, and the other half must be unchanged.
+    If both bounds are NaN, it equals any NaN.
     """
 
     def __init__(self, form: tuple, low: int, high: int, half: int | None, old: int):
@@ -371,7 +372,7 @@ class Between:
         return " to ".join(str(end) for end in self.ends)
 
 
-#: by mnemonic; those of matrices need all lanes, and ordinary numbers in v8 to v31
+#: Cases by mnemonic. Those of matrices need all lanes, and ordinary numbers in v8 to v31.
 CASES: dict[str, Callable[[random.Random], Case]] = {
     "v_readlane_b32": _readlane,
     "v_readfirstlane_b32": _readfirstlane,

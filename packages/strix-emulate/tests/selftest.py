@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compares the machine with the oracle on random straight-line programs, assembled by LLVM.
+"""Compare the machine with the oracle on random straight-line programs, assembled by LLVM.
 
-The generator knows operands and modifiers. The assembler and disassembler stand between it and the
-machine, so a misread operand is a disagreement as well. `python selftest.py 1000` compares 40,000
-instructions and prints the result.
+The generator knows operands and modifiers. The machine reads them from LLVM's code, so that a
+misread operand is a disagreement, too. `python selftest.py 1000` compares 40,000 instructions and
+prints the result.
 """
 
 import io
@@ -17,7 +17,7 @@ import exact
 import numpy as np
 import oracle
 from elftools.elf.elffile import ELFFile
-from operands import FORMS, REGISTERS, Operation, Source, bits_of, operation
+from operands import FORMS, REGISTERS, Operation, Source, operation, random_bits
 from oracle_parts import limited
 from strix_emulate.code import llvm
 from strix_emulate.code.decode import EXEC, Instruction, decode
@@ -36,7 +36,13 @@ from strix_emulate.run import program
 
 @dataclass
 class Report:
-    """instructions compared; disagreements as text, at most a few; names covered."""
+    """The result of a comparison.
+
+    Attributes:
+        compared: The number of compared instructions.
+        disagreements: Disagreements as text, at most a few.
+        covered: The compared mnemonics.
+    """
 
     compared: int = 0
     disagreements: list[str] = field(default_factory=list)
@@ -45,12 +51,12 @@ class Report:
 
 @lru_cache(maxsize=1 << 12)
 def code(text: str, width: int = LANES, target: Target = DEFAULT) -> bytes:
-    """What LLVM's assembler makes of it."""
+    """Return the code that LLVM's assembler makes of a text."""
     elf = ELFFile(io.BytesIO(llvm.assemble(text, width, target)))
     return elf.get_section_by_name(".text").data()
 
 
-#: what its descriptor and metadata say of a kernel that only a test has
+#: A kernel for tests, with plain facts in place of a descriptor and metadata.
 PLAIN = Kernel(
     "test",
     b"",
@@ -80,8 +86,8 @@ PLAIN = Kernel(
 )
 
 
-def kernel(text: str, pointers: int = 2, width: int = LANES, **more) -> Kernel:
-    """A kernel with so many arrays as arguments."""
+def kernel(text: str, pointers: int = 2, width: int = LANES, **facts) -> Kernel:
+    """Return a kernel whose arguments are this number of arrays."""
     arguments = tuple(Argument("", 8 * i, 8, "global_buffer") for i in range(pointers))
     return replace(
         PLAIN,
@@ -89,17 +95,17 @@ def kernel(text: str, pointers: int = 2, width: int = LANES, **more) -> Kernel:
         kernarg=8 * pointers,
         arguments=arguments,
         width=width,
-        **more,
+        **facts,
     )
 
 
-def assembled(text: str, width: int = LANES) -> list[Instruction]:
-    """LLVM's assembler and disassembler in one."""
+def assemble_and_decode(text: str, width: int = LANES) -> list[Instruction]:
+    """Assemble a text, and disassemble and decode the code."""
     return decode(code(text + "\ns_endpgm\n", width), width=width)[:-1]
 
 
 def real_mnemonics(names: set[str]) -> set[str]:
-    """Those that gfx1151's assembler knows: it rejects their operands, not their names."""
+    """Return the names that gfx1151's assembler knows. It rejects their operands, not the names."""
     lines = sorted(names)
     try:
         llvm.assemble("\n".join(lines) + "\n")
@@ -112,7 +118,7 @@ def real_mnemonics(names: set[str]) -> set[str]:
 
 
 def waves(V, S) -> Waves:
-    """One or more waves with these registers: V (registers, n, lanes), S (128, n, 1)."""
+    """Return waves with these registers: V (registers, n, lanes), S (128, n, 1)."""
     n = V.shape[1]
     identity = np.zeros((8, n), np.int64)
     identity[1:3] = np.arange(n)
@@ -131,14 +137,14 @@ def spaces() -> addressing.Spaces:
 
 
 def steps(text: str, width: int = LANES, **mode) -> list[Step]:
-    """One for each instruction of straight-line assembly."""
+    """Return the step of each instruction of straight-line assembly."""
     kernel = replace(PLAIN, width=width, **mode)
-    blocks = program.compile_blocks(assembled(text, width), kernel, spaces())
+    blocks = program.compile_blocks(assemble_and_decode(text, width), kernel, spaces())
     return [step for block in blocks.values() for step in block.steps]
 
 
 def execute(text: str, g: Waves, **mode) -> Waves:
-    """Runs straight-line assembly on waves."""
+    """Run straight-line assembly on waves."""
     with np.errstate(all="ignore"):
         for step in steps(text, **mode):
             step.run(g)
@@ -146,41 +152,41 @@ def execute(text: str, g: Waves, **mode) -> Waves:
 
 
 def tables() -> list[tuple[str, str, tuple]]:
-    """(mnemonic, "v" or "s", entry of the oracle) of all that gfx1151 has."""
+    """Return mnemonic, "v" or "s", and the oracle's entry of all instructions of gfx1151."""
     entries = [(n, "v", e) for n, e in oracle.vector_table().items()]
     entries += [(n, "s", e) for n, e in oracle.scalar_table().items()]
-    # the same comparisons, with EXEC for a result
+    # the same comparisons, whose result is EXEC
     entries += [(n.replace("v_cmp_", "v_cmpx_"), f, e) for n, f, e in entries if "v_cmp_" in n]
     real = real_mnemonics({name for name, _, _ in entries})
     return [entry for entry in entries if entry[0] in real]
 
 
 def entries() -> list[tuple[str, str, tuple]]:
-    """One turn: scalar instructions, which have no lanes, come ten times as often."""
+    """Return the entries of one round. Scalar entries come ten times, as they have no lanes."""
     entries = tables()
     return entries + 9 * [entry for entry in entries if entry[1] == "s"]
 
 
 def run(programs: int = 60, length: int = 40, seed: int = 1) -> Report:
-    """Generates, runs and compares programs. Raises DisassemblerError without a libLLVM."""
+    """Generate, run and compare programs. Raises DisassemblerError without a libLLVM."""
     rng = random.Random(seed)
     report = Report()
-    turn = entries()
+    round_entries = entries()
     order: list = []
     with np.errstate(all="ignore"):
         for _ in range(programs):
             operations = []
             for _ in range(length):
-                # each mnemonic in turn, in random order
-                order = order or rng.sample(turn, len(turn))
+                # each mnemonic once, in random order, before any comes again
+                order = order or rng.sample(round_entries, len(round_entries))
                 operations.append(operation(rng, *order.pop()))
             _compare(rng, operations, report)
     return report
 
 
 def _compare(rng: random.Random, operations: list[Operation], report: Report) -> None:
-    V = np.array([[bits_of(rng) for _ in range(LANES)] for _ in range(REGISTERS)], np.uint32)
-    S = np.array([[[bits_of(rng)]] for _ in range(SCALARS)], np.uint32)
+    V = np.array([[random_bits(rng) for _ in range(LANES)] for _ in range(REGISTERS)], np.uint32)
+    S = np.array([[[random_bits(rng)]] for _ in range(SCALARS)], np.uint32)
     S[EXEC] = 0xFFFFFFFF if rng.random() < 0.5 else rng.getrandbits(32) | 1
     g = waves(V[:, None], S)
     compiled_steps = steps("\n".join(o.text for o in operations))
@@ -206,7 +212,7 @@ def _compare(rng: random.Random, operations: list[Operation], report: Report) ->
 
 
 def _fault(done: Operation, before: Waves, after: Waves, lane: int) -> str:
-    """What is wrong in a lane, or ""."""
+    """Return the difference in a lane, or ""."""
     active = bool(int(before.S[EXEC, 0, 0]) >> lane & 1)
     bits = [_fetch(s, kind, before, lane) for kind, s in done.sources]
     origin = f" from {', '.join(hex(b) for b in bits)}, lane {lane}"
@@ -237,13 +243,13 @@ def _fault(done: Operation, before: Waves, after: Waves, lane: int) -> str:
     if active and " clamp" in done.modifiers and done.kind in FORMS:
         allowed = {limited(r, FORMS[done.kind]) for r in allowed}
     got = _fetch(done.target, done.kind, after, lane)
-    if any(_same(got, one, done.kind) for one in allowed):
+    if any(_same(got, value, done.kind) for value in allowed):
         return ""
     return f"{got:#x}, expected {' or '.join(map(hex, sorted(allowed)))}{origin}"
 
 
 def _same(a: int, b: int, kind: str) -> bool:
-    """The same bits, or both NaN."""
+    """Return whether the bits are the same, or both are NaN."""
     if kind == "h2":
         return all(_same(a >> s & 0xFFFF, b >> s & 0xFFFF, "f16") for s in (0, 16))
     form = FORMS.get(kind)
@@ -252,7 +258,7 @@ def _same(a: int, b: int, kind: str) -> bool:
 
 
 def _stray(done: Operation, before: Waves, after: Waves) -> str:
-    """Which register changed that is no destination, or ""."""
+    """Return which register changed that is not a destination, or ""."""
     V = before.V ^ after.V
     S = before.S ^ after.S
     S[EXEC : EXEC + (2 if done.kind == "u64" and "exec_" in done.mnemonic else 1)] = 0
@@ -271,7 +277,7 @@ def _stray(done: Operation, before: Waves, after: Waves) -> str:
 
 
 def _fetch(source: Source, kind: str, g: Waves, lane: int) -> int:
-    """The bits of an operand; with them a result is compared as well."""
+    """Return the bits of an operand or of a result."""
     if source.file == "mask":
         return int(g.S[source.index, 0, 0]) >> lane & 1
     if source.file == "scc":

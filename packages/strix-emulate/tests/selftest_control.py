@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Branches, calls, barriers and the mode: small kernels and what they store."""
+"""Test branches, calls, barriers and the mode by small kernels and the numbers that they store."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import selftest
 from strix_emulate.errors import EmulatorError
 from test_checks import EXCHANGE, LOAD, STORE, execute
 
-#: condition: what makes it so, and what does not; s4 is an address, never 0
+#: condition: an instruction that makes it true, and one that makes it false. s4 is never 0.
 _CONDITIONS = {
     "scc0": ("s_cmp_lg_u32 s4, s4", "s_cmp_eq_u32 s4, s4"),
     "scc1": ("s_cmp_eq_u32 s4, s4", "s_cmp_lg_u32 s4, s4"),
@@ -20,7 +20,7 @@ _SKIP = "s_mov_b32 s8, 1\n{0}\n{1} skip\ns_mov_b32 s8, 5\nskip:\ns_mov_b32 exec_
 _SCALAR = "v_mov_b32 v2, s8\n" + STORE
 _DENORMAL = "v_mov_b32 v3, 3\n{}\nv_add_f32 v2, v3, v3\n" + STORE
 _MODE = "{}\ns_getreg_b32 s8, hwreg(HW_REG_MODE, {}, 4)\n" + _SCALAR
-#: from s[8:9], the address behind S_GETPC, to the function behind the program
+#: The call is relative to s[8:9], the address behind S_GETPC. The function is behind the program.
 _CALL = """s_getpc_b64 s[8:9]
 s_add_u32 s8, s8, 20
 s_addc_u32 s9, s9, 0
@@ -33,7 +33,7 @@ s_setpc_b64 s[30:31]
 
 
 def cases() -> Iterator[tuple[str, str, list[int]]]:
-    """(mnemonics, kernel behind LOAD, what its 64 threads store)."""
+    """Yield mnemonics, a kernel behind LOAD, and the numbers that its 64 threads store."""
     for name, conditions in _CONDITIONS.items():
         for setting, expected in zip(conditions, (1, 5), strict=True):
             body = _SKIP.format(setting, f"s_cbranch_{name}") + _SCALAR
@@ -55,7 +55,7 @@ def cases() -> Iterator[tuple[str, str, list[int]]]:
         setting = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {value}"
         yield "s_setreg_imm32_b32", _DENORMAL.format(setting), [expected] * 64
         yield "s_getreg_b32", _MODE.format(setting, 4), [value] * 64
-    # as LLVM gives back what it changed for a while
+    # LLVM restores in this way a mode that it has changed
     body = "s_getreg_b32 s9, hwreg(HW_REG_MODE, 4, 4)\ns_denorm_mode 0\n"
     body += "v_add_f32 v4, v3, v3\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s9"
     yield "s_setreg_b32", _DENORMAL.format(body), [6] * 64
@@ -68,10 +68,10 @@ def run() -> selftest.Report:
         report.compared += 1
         report.covered |= set(names.split())
         try:
-            got = execute(LOAD + body).tolist()
+            stored = execute(LOAD + body).tolist()
         except EmulatorError as error:
             report.disagreements.append(f"{names}: {error}")
             continue
-        if got != expected:
-            report.disagreements.append(f"{names}: {got[:4]} ..., expected {expected[:4]} ...")
+        if stored != expected:
+            report.disagreements.append(f"{names}: {stored[:4]} ..., expected {expected[:4]} ...")
     return report

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every mnemonic of loads, stores and atomics, against plain Python on bytes."""
+"""Compare every mnemonic of loads, stores and atomics with plain Python on bytes."""
 
 import re
 import struct
@@ -29,7 +29,7 @@ s_mov_b32 s10, 0x400
 s_mov_b32 s11, 0x30000000
 s_waitcnt vmcnt(0)
 """
-#: the cell of each of 32 threads is 16 bytes of the output; what it found there is stored behind
+#: Each of 32 threads has a cell of 16 bytes in the output. Its results follow all cells.
 TAIL = """
 s_waitcnt vmcnt(0) lgkmcnt(0)
 s_waitcnt_vscnt null, 0x0
@@ -42,7 +42,7 @@ TO_LDS = _IN + "ds_store_b128 v1, v[8:11]\ns_waitcnt lgkmcnt(0)\n"
 FROM_LDS = "s_waitcnt vmcnt(0) lgkmcnt(0)\nds_load_b128 v[8:11], v1\n" + _OUT
 TO_SCRATCH = _IN + "scratch_store_b128 off, v[8:11], off\n"
 FROM_SCRATCH = "s_waitcnt_vscnt null, 0x0\nscratch_load_b128 v[8:11], off, off\n" + _OUT
-#: v[2:3] becomes a flat address in an aperture: of the thread's cell
+#: v[2:3] becomes the flat address of the thread's cell in an aperture.
 IN_LDS = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v2, v1\nv_mov_b32 v3, s13\n"
 IN_SCRATCH = "s_mov_b64 s[12:13], src_private_base\nv_mov_b32 v2, 0\nv_mov_b32 v3, s13\n"
 PLACES = {
@@ -50,10 +50,10 @@ PLACES = {
     "LDS": (TO_LDS + IN_LDS, FROM_LDS),
     "scratch": (TO_SCRATCH + IN_SCRATCH, FROM_SCRATCH),
 }
-#: a buffer of 32 records of 16 bytes, one for each thread
+#: A buffer of 32 records of 16 bytes, one for each thread.
 RECORDS = "s_or_b32 s9, s9, 0x100000\ns_mov_b32 s10, 32\ns_mov_b32 s11, 0x10001000\n"
 
-#: of LDS in name only: oracle_waves has them
+#: These do not access LDS, despite their names. oracle_waves tests them.
 _EXCHANGES = ("permute", "bpermute", "swizzle")
 
 
@@ -92,7 +92,7 @@ def execute(body: str, data: bytes, out: bytes, native: bool = True, checks: boo
 
 
 def run(native: bool) -> selftest.Report:
-    """native: by C, where it is installed."""
+    """Run all cases. `native`: in C, if it is installed."""
     report = selftest.Report()
     for case in cases():
         report.compared += 1
@@ -115,7 +115,7 @@ def run(native: bool) -> selftest.Report:
 
 
 def cases() -> Iterator[Case]:
-    """Of every mnemonic; flat ones also of LDS and of scratch, buffers also of records."""
+    """Yield cases of each mnemonic: flat ones also in LDS and scratch, buffers also of records."""
     for name in sorted(selftest.real_mnemonics(vmem.names())):
         space, *words, kind = name.split("_")
         places = PLACES if space == "flat" else ("",)
@@ -130,10 +130,10 @@ def cases() -> Iterator[Case]:
             kind = name.split("load_" if "load" in words else "store_")[1]
             yield from (make(name, space, kind, place) for place in places)
         elif name in ("ds_append", "ds_consume"):
-            yield _counted(name)
+            yield _counter_case(name)
         elif "atomic" in words or (space == "ds" and words[0] not in _EXCHANGES):
             op = next(word for word in words if word not in ("atomic", "rtn"))
-            # LDS has names of its own for what returns; a conditional subtraction always does
+            # LDS atomics that return have names of their own; a conditional subtraction always returns
             always = (True,) if "rtn" in words or op == "csub" else (False,)
             for returns in always if space == "ds" or op == "csub" else (False, True):
                 yield from (_atomic(name, space, op, kind, returns, p) for p in places)
@@ -150,8 +150,8 @@ def number(x: int, kind: str):
     return signed(x, int(kind[1:])) if kind[0] == "i" else x
 
 
-def updated(op: str, kind: str, old: int, a: int, b: int) -> int:
-    """The ISA's pseudocode, on bit patterns; a and b are the data registers in order."""
+def update(op: str, kind: str, old: int, a: int, b: int) -> int:
+    """Return an atomic's result, by the ISA's pseudocode. a and b are the data registers."""
     x, y, z = (number(v, kind) for v in (old, a, b))
     if kind == "f32" and op == "add":
         return struct.unpack("<I", struct.pack("<f", x + y))[0]
@@ -180,7 +180,7 @@ def _random(name: str) -> list[bytes]:
     return [draw.integers(0, 256, 512, np.uint8).tobytes() for _ in range(2)]
 
 
-def _each(data: bytes) -> list[bytes]:
+def _split_cells(data: bytes) -> list[bytes]:
     return [data[i : i + 16] for i in range(0, 512, 16)]
 
 
@@ -193,7 +193,7 @@ def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str
         for store in (data, cells):
             store[:] = draw.normal(size=512 // size).astype(f"f{size}").tobytes()
     for i in range(0, 512, 32):
-        # every other lane finds what it compares with
+        # every other lane finds the value with which it compares
         data[i + size : i + 2 * size] = cells[i : i + size]
     two = op in ("cmpswap", "cmpstore", "mskor")
     words = size // 4
@@ -211,21 +211,21 @@ def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str
         body = f"{name} {both}, v1, s[8:11], 0 offen{glc}\ns_waitcnt vmcnt(0)\n"
         body += "".join(f"v_mov_b32 v{20 + i}, v{4 + i}\n" for i in range(words) if returns)
     else:
-        where = f"v1, {both}, s[6:7]" if space == "global" else f"v[2:3], {both}"
-        body = f"{name} {f'{old}, ' if returns else ''}{where}{' glc' if returns else ''}\n"
+        address = f"v1, {both}, s[6:7]" if space == "global" else f"v[2:3], {both}"
+        body = f"{name} {f'{old}, ' if returns else ''}{address}{' glc' if returns else ''}\n"
     result = []
     returned = []
-    for a, held in zip(_each(bytes(data)), _each(bytes(cells)), strict=True):
+    for a, held in zip(_split_cells(bytes(data)), _split_cells(bytes(cells)), strict=True):
         x, y, z = (
             int.from_bytes(part, "little")
             for part in (held[:size], a[:size], a[size : 2 * size] if two else a[:size])
         )
-        result.append(updated(op, kind, x, y, z).to_bytes(size, "little") + held[size:])
+        result.append(update(op, kind, x, y, z).to_bytes(size, "little") + held[size:])
         returned.append(held[:size] if returns else b"")
     return Case(name, before + body + after, bytes(data), bytes(cells), result, returned)
 
 
-def _placed(space: str, place: str) -> tuple[str, str]:
+def _move_code(space: str, place: str) -> tuple[str, str]:
     if space == "ds":
         return TO_LDS, FROM_LDS
     if place == "records":
@@ -238,7 +238,7 @@ def _in_buffer(place: str) -> str:
 
 
 def _type(kind: str) -> tuple[int, bool, str]:
-    """Bytes, whether they are extended by their sign, and "low" or "high" for half a register."""
+    """Return the bytes, whether the sign is extended, and "low" or "high" for half a register."""
     letter, bits = re.search(r"(?:^|_)([bui])(\d+)", kind).groups()
     half = "high" if "hi" in kind else "low" if "d16" in kind else ""
     return int(bits) // 8, letter == "i", half
@@ -258,10 +258,10 @@ def _load(name: str, space: str, kind: str, place: str) -> Case:
         "scratch": "off, off",
         "buffer": _in_buffer(place),
     }[space]
-    before, after = _placed(space, place)
+    before, after = _move_code(space, place)
     body = f"{before}{name} {_register(size, 20)}, {address}\n{after}"
     returned = []
-    for held in _each(cells):
+    for held in _split_cells(cells):
         value = int.from_bytes(held[:size], "little")
         if size < 4:
             value = signed(value, 8 * size) if sign else value
@@ -271,7 +271,7 @@ def _load(name: str, space: str, kind: str, place: str) -> Case:
                 value = value & 0xFFFF | 0x55660000
         width = max(4, size)
         returned.append((value & (1 << 8 * width) - 1).to_bytes(width, "little"))
-    return Case(name, body, data, cells, _each(cells), returned)
+    return Case(name, body, data, cells, _split_cells(cells), returned)
 
 
 def _store(name: str, space: str, kind: str, place: str) -> Case:
@@ -284,18 +284,18 @@ def _store(name: str, space: str, kind: str, place: str) -> Case:
         "buffer": "{}, " + _in_buffer(place),
         "scratch": "off, {}, off",
     }[space]
-    before, after = _placed(space, place)
+    before, after = _move_code(space, place)
     body = f"{before}{name} {address.format(_register(size, 4))}\n{after}"
     skip = 2 if half == "high" else 0
     result = [
         a[skip : skip + size] + held[size:]
-        for a, held in zip(_each(data), _each(cells), strict=True)
+        for a, held in zip(_split_cells(data), _split_cells(cells), strict=True)
     ]
     return Case(name, body, data, cells, result, [b""] * 32)
 
 
 def _two_addresses(name: str) -> Case:
-    """LDS: the thread's cell, and 512 bytes behind it, as STRIDE64 counts, what is in v[4:7]."""
+    """Return a case of LDS. v[4:7] are 512 bytes behind the thread's cell, for STRIDE64."""
     data, cells = _random(name)
     size = int(name[-2:]) // 8
     far = "stride64" in name
@@ -303,22 +303,25 @@ def _two_addresses(name: str) -> Case:
     first, second = ("v4", "v5") if size == 4 else ("v[4:5]", "v[6:7]")
     result_register = "v20" if size == 4 else "v[20:21]"
     body = TO_LDS + "ds_store_b128 v1, v[4:7] offset:512\ns_waitcnt lgkmcnt(0)\n"
-    pairs = list(zip(_each(data), _each(cells), strict=True))
+    pairs = list(zip(_split_cells(data), _split_cells(cells), strict=True))
     if "load" in name:
         body += f"{name} v[20:{19 + size // 2}], v1 {offsets}\n" + FROM_LDS
         loaded = [held[:size] + (a[:size] if far else held[size : 2 * size]) for a, held in pairs]
-        return Case(name, body, data, cells, _each(cells), loaded)
+        return Case(name, body, data, cells, _split_cells(cells), loaded)
     body += f"{name} v1, {first}, {second} {offsets}\n{FROM_LDS}"
     body += f"ds_load_b{8 * size} {result_register}, v1 offset:512\n"
-    own = size if far else 2 * size
-    result = [a[:own] + held[own:] for a, held in pairs]
+    stored = size if far else 2 * size
+    result = [a[:stored] + held[stored:] for a, held in pairs]
     return Case(
         name, body, data, cells, result, [a[size : 2 * size] if far else a[:size] for a, _ in pairs]
     )
 
 
 def _scalar(name: str, words: int) -> Iterator[Case]:
-    """Into s16 and on; v20 to v23 get the first words of its quarters. By constant and register."""
+    """Yield loads to s16 and later, with constant and register offsets.
+
+    v20 to v23 get the first words of the quarters of the loaded data.
+    """
     data, cells = _random(name)
     base = "s[8:11]" if "buffer" in name else "s[6:7]"
     for offset, at in (("0x40", 64), ("m0", 32), ("m0 offset:0x20", 64)):
@@ -328,11 +331,11 @@ def _scalar(name: str, words: int) -> Iterator[Case]:
         body += "".join(f"v_mov_b32 v{20 + i}, s{16 + i * step}\n" for i in range(min(4, words)))
         got = cells[at : at + 4 * words]
         returned = b"".join(got[4 * i * step :][:4] for i in range(min(4, words)))
-        yield Case(name, body, data, cells, _each(cells), [returned] * 32)
+        yield Case(name, body, data, cells, _split_cells(cells), [returned] * 32)
 
 
-def _counted(name: str) -> Case:
-    """Twice: of 20 lanes, then of all. The cell is that of thread 2, by way of M0."""
+def _counter_case(name: str) -> Case:
+    """Count twice: 20 lanes, then all lanes. By M0, the counter is in the cell of thread 2."""
     data, cells = _random(name)
     body = (
         TO_LDS
@@ -348,7 +351,7 @@ s_mov_b32 exec_lo, -1
     sign = 1 if name == "ds_append" else -1
     start = int.from_bytes(cells[32:36], "little")
     values = [(start + sign * n).to_bytes(4, "little", signed=False) for n in (0, 20, 52)]
-    result = _each(cells)
+    result = _split_cells(cells)
     result[2] = values[2] + result[2][4:]
     untouched = (0x55667788).to_bytes(4, "little")
     returned = [(values[0] if i < 20 else untouched) + values[1] for i in range(32)]

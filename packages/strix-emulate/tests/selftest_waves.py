@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compares the whole state of a wave with the oracle's, instruction by instruction."""
+"""Compare the whole state of a wave with the oracle's, instruction by instruction."""
 
 import random
 
 import numpy as np
 import oracle_waves
 import selftest
-from operands import bits_of
+from operands import random_bits
 from strix_emulate.code.decode import EXEC
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import LANES, SCALARS
@@ -15,14 +15,14 @@ REGISTERS = 32
 
 
 def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
-    """Each case so many times; matrices once."""
+    """Run each case `rounds` times, and those of matrices once."""
     rng = random.Random(seed)
     report = selftest.Report()
     for name, make in oracle_waves.CASES.items():
         for i in range(rounds):
-            V = [[bits_of(rng) for _ in range(LANES)] for _ in range(REGISTERS)]
-            S = [bits_of(rng) for _ in range(SCALARS)]
-            # also without lane 0, and no lane at all, which V_READFIRSTLANE has a rule for
+            V = [[random_bits(rng) for _ in range(LANES)] for _ in range(REGISTERS)]
+            S = [random_bits(rng) for _ in range(SCALARS)]
+            # also without lane 0, and without any lane, for which V_READFIRSTLANE has a rule
             S[EXEC] = (0xFFFFFFFF, rng.getrandbits(31) << 1 | 1 << 31, 0)[i % 3] & 0xFFFFFFFF
             _compare(name, make(rng), V, S, report)
     for name, make in oracle_waves.MATRICES.items():
@@ -34,7 +34,7 @@ def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
 
 
 def _matrices(name: str, draw) -> list[list[int]]:
-    """v8 to v15: the sum so far; v16 on: A and B, which lanes 16 to 31 repeat."""
+    """Return registers: v8 to v15 have the addend, later ones A and B, as lanes 16 to 31 have."""
     _, _, result, _, source = name.split("_")
     shape = (REGISTERS, LANES)
     bits = draw.integers(1 << 32, size=shape, dtype=np.uint32)
@@ -68,14 +68,16 @@ def _compare(name: str, case: oracle_waves.Case, V, S, report: selftest.Report) 
     change(V, S)
     for register, lanes in enumerate(V):
         for lane, expected in enumerate(lanes):
-            # the oracle's value is what knows how to compare
-            if expected != (got := int(after.V[register, 0, lane])):
+            got = int(after.V[register, 0, lane])
+            # expected comes first, because a Between defines the comparison
+            if expected != got:
                 expected_text = hex(expected) if isinstance(expected, int) else expected
                 report.disagreements.append(
                     f"{text}: v{register} lane {lane}: {got:#x}, expected {expected_text}"
                 )
                 return
     for register, expected in enumerate(S):
-        if (got := int(after.S[register, 0, 0])) != expected:
+        got = int(after.S[register, 0, 0])
+        if got != expected:
             report.disagreements.append(f"{text}: s{register}: {got:#x}, expected {expected:#x}")
             return

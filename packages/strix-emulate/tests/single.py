@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs a few instructions on given registers."""
+"""Run a few instructions on given registers."""
 
 import numpy as np
 import selftest
@@ -11,7 +11,7 @@ FULL = 0xFFFFFFFF
 
 
 def run(text: str, exec_mask: int = FULL, scalars=None, waves: int = 1, mode=None, **registers):
-    """Executes assembly; registers are v0=array of 32 (uint32 or float32). Returns the waves."""
+    """Execute assembly, and return the waves. Registers are v0=array of 32 uint32 or float32."""
     V = np.full((64, waves, LANES), 0xDEADBEEF, np.uint32)
     S = np.full((SCALARS, waves, 1), 0xDEADBEEF, np.uint32)
     S[EXEC] = exec_mask

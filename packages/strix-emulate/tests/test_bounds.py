@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small files that would take much memory or time: each ends with one message, and soon.
+"""Small files that would take much memory or time are refused soon, with one message.
 
-What is counted are the bytes that are read of a file: time depends on the machine.
+Tests count the bytes that are read of a file, because time depends on the machine.
 """
 
 import io
@@ -30,7 +30,7 @@ SHT_DYNSYM = 11
 
 
 class File:
-    """An ELF file to be changed."""
+    """An ELF file that a test changes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = bytearray(data)
@@ -42,14 +42,14 @@ class File:
         return struct.unpack_from(form, self.data, at)[0]
 
     def section(self, kind: int) -> int:
-        """Where the header of the first section of a type stands."""
+        """Return the offset of the header of the first section of a type."""
         start = self.get(40, "<Q")
         count = self.get(60, "<H")
         places = range(start, start + 64 * count, 64)
         return next(place for place in places if self.get(place + 4, "<I") == kind)
 
     def add_segments(self, *segments: tuple[int, int, int, int]) -> None:
-        """Put the program headers at the end, with more (type, offset, filesz, memsz)."""
+        """Move the program headers to the end, and add segments (type, offset, filesz, memsz)."""
         start = self.get(32, "<Q")
         count = self.get(56, "<H")
         table = self.data[start : start + 56 * count]
@@ -61,17 +61,17 @@ class File:
 
 
 def many_segments(file: File) -> None:
-    """Each loads all of the file."""
+    """Add segments that each load the whole file."""
     file.add_segments(*[(PT_LOAD, 0, len(file.data), 4096)] * 5000)
 
 
 def dynamic_segments(file: File) -> None:
-    """Of each pyelftools looks at all sections, and reads their names."""
+    """Add dynamic segments. For each, pyelftools reads the names of all sections."""
     file.add_segments(*[(PT_DYNAMIC, 0, 16, 16)] * 5000)
 
 
 def many_sections(file: File) -> None:
-    """All at the same place."""
+    """Declare many sections at the same place."""
     file.set(58, "<H", 0)
     file.set(60, "<H", 0xFF00)
 
@@ -82,7 +82,7 @@ def many_symbols(file: File) -> None:
 
 
 def many_relocations(file: File) -> None:
-    """In a section that is as long as no file."""
+    """Declare relocations in a section that is longer than any file."""
     table = file.section(SHT_DYNSYM)
     file.set(file.get(40, "<Q") + 4, "<I", SHT_RELA)
     file.set(file.get(40, "<Q") + 32, "<Q", 24 << 30)
@@ -90,7 +90,7 @@ def many_relocations(file: File) -> None:
 
 
 def endless_names(file: File) -> None:
-    """Each symbol's name goes on to the end of the file."""
+    """Give a symbol a name that reaches to the end of the file."""
     table = file.section(SHT_DYNSYM)
     strings = file.get(40, "<Q") + 64 * file.get(table + 40, "<I")
     file.set(strings + 24, "<Q", len(file.data))
@@ -106,7 +106,7 @@ def many_notes(file: File) -> None:
 
 
 def same_notes(file: File) -> None:
-    """Metadata that is named by many segments."""
+    """Add many segments with the same large metadata."""
     start = file.get(32, "<Q")
     count = file.get(56, "<H")
     notes = [n for n in range(count) if file.get(start + 56 * n, "<I") == PT_NOTE]
@@ -118,7 +118,7 @@ def same_notes(file: File) -> None:
     note += bytes(-len(note) % 4)
     assert offset and size
     file.add_segments(*[(PT_NOTE, len(file.data), len(note), 0)] * 6)
-    # the table came between: each note is behind it
+    # the table of segments was added meanwhile, so that the note is behind it
     table = file.get(32, "<Q")
     for n in range(count, count + 6):
         file.set(table + 56 * n + 8, "<Q", len(file.data))
@@ -138,7 +138,7 @@ ELF: dict[str, tuple[Callable[[File], None], str]] = {
 
 
 class Counting(io.BytesIO):
-    """Counts what is read of all files."""
+    """A file that counts the bytes that are read of all files."""
 
     count = 0
 
@@ -162,21 +162,21 @@ def test_elf(name: str, elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  #
 
 
 def test_kernels_without_a_size(elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """Their ends are looked up: comparing each with each symbol took minutes."""
+    """Their ends are found by bisection: comparisons of all symbols took minutes."""
     starts = list(range(0, 1 << 20, 8))
-    looked: list[int] = []
+    lookups: list[int] = []
 
     class Looked(list):
         def __getitem__(self, index):  # type: ignore[no-untyped-def]
-            looked.append(index if isinstance(index, int) else 1)
+            lookups.append(index if isinstance(index, int) else 1)
             return super().__getitem__(index)
 
     assert loader._until_next(800, Looked(starts), [(0, 1 << 20)]) == 8
-    assert len(looked) < 40
+    assert len(lookups) < 40
 
 
-def overlapping(data: bytes, count: int) -> bytes:
-    """A pack whose entries are all of it."""
+def make_overlapping_pack(data: bytes, count: int) -> bytes:
+    """Return a pack each of whose entries is the whole pack."""
     entry = struct.pack("<5I", 0, 128, 0, len(data), 2) + b"a\0"
     raw = entry * count + data
     head = struct.pack("<4s3I", b"AKS2", len(raw), count, len(entry) * count)
@@ -184,8 +184,8 @@ def overlapping(data: bytes, count: int) -> bytes:
 
 
 def test_a_pack_whose_entries_overlap(elf: bytes) -> None:  # noqa: F811
-    """Of ten kilobytes it took eight gigabytes."""
-    pack = overlapping(bytes(1 << 24), 64)
+    """Once, such a pack of ten kilobytes took eight gigabytes."""
+    pack = make_overlapping_pack(bytes(1 << 24), 64)
     assert len(pack) < 10_000
     with pytest.raises(LoadError, match="^pack: AKS2 entries overlap"):
         loader.parse(pack, "pack")
@@ -194,11 +194,11 @@ def test_a_pack_whose_entries_overlap(elf: bytes) -> None:  # noqa: F811
 
 def test_a_pack_of_many_entries() -> None:
     with pytest.raises(LoadError, match="^pack: more than 16384 entries"):
-        loader.parse(overlapping(b"", 1 << 15), "pack")
+        loader.parse(make_overlapping_pack(b"", 1 << 15), "pack")
 
 
 def test_a_stream_that_asks_for_memory() -> None:
-    """The header of an xz block names the size of its dictionary: here four gigabytes."""
+    """The header of an xz block has the size of its dictionary, which is four gigabytes here."""
     stream = bytearray(lzma.compress(b"a"))
     size = 4 * (stream[12] + 1)
     assert stream[14:16] == b"\x21\x01"  # LZMA2, one byte of properties
@@ -209,7 +209,7 @@ def test_a_stream_that_asks_for_memory() -> None:
 
 
 def test_a_bundle_whose_entries_overlap(elf: bytes, monkeypatch) -> None:  # noqa: F811
-    """Each of its entries is all of the file, whose bytes count once more each time."""
+    """Each entry is the whole file. Its bytes count once for each entry."""
     monkeypatch.setattr(limits, "ALLOWED", 1 << 18)
     monkeypatch.setattr(limits, "RATIO", 1)
     many = bundle(*[(DEVICE, elf)] * 3)
@@ -223,7 +223,7 @@ def test_a_bundle_whose_entries_overlap(elf: bytes, monkeypatch) -> None:  # noq
 
 
 def test_images_that_are_larger_than_the_file(elf: bytes, monkeypatch) -> None:  # noqa: F811
-    """Each code object of a pack may ask for memory: together no more than one file may."""
+    """All code objects of a pack together may take no more memory than one file may."""
     monkeypatch.setattr(limits, "ALLOWED", 1 << 22)
     monkeypatch.setattr(limits, "RATIO", 1)
     file = File(elf)
@@ -238,7 +238,7 @@ def test_a_large_file_is_not_read(tmp_path, monkeypatch: pytest.MonkeyPatch) -> 
     file = tmp_path / "a.hsaco"
     with file.open("wb") as out:
         out.truncate(limits.FILE + 1)
-    monkeypatch.setattr(limits, "FILE", 1000)  # and not by a limit that a default value keeps
+    monkeypatch.setattr(limits, "FILE", 1000)  # the limit must not be bound as a default value
     with pytest.raises(LoadError, match=r"a\.hsaco: has more than \d+ bytes"):
         loader.load(file)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What hardware would not tell: each check on a kernel that breaks it, and on one that does not."""
+"""Checks of faults that hardware does not report, each on a faulty kernel and a correct one."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ s_load_b128 s[4:7], s[0:1], 0x0
 v_lshlrev_b32 v1, 2, v0
 s_waitcnt lgkmcnt(0)
 """
-#: v1 is the byte offset of the thread, s[4:5] the input, s[6:7] the output
+#: v1 is the byte offset of the thread, s[4:5] the input, s[6:7] the output.
 STORE = "global_store_b32 v1, v2, s[6:7]\ns_endpgm\n"
 
 
@@ -32,7 +32,10 @@ def execute(
     scratch: int = 0,
     **options,
 ):
-    """Runs assembly with one input and one output of `size` words; notes gets the launch's."""
+    """Run assembly with one input and one output of `size` words; return the output.
+
+    The launch's notes are added to `notes`.
+    """
     kernel = selftest.kernel(body, width=width, lds=lds, scratch=scratch)
     data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
     done = launch(
@@ -63,7 +66,7 @@ def test_counted_waits_are_in_order():
 
 
 def test_halves_of_one_register_may_be_loaded_at_once():
-    """What one counter keeps in order needs no wait, as newer LLVM and hipBLASLt write it."""
+    """Loads that one counter keeps in order need no wait. Newer LLVM and hipBLASLt rely on it."""
     first = LOAD + "global_load_{} v2, v1, s[4:5]\n"
     body = first + "global_load_d16_hi_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n" + STORE
     assert (execute(body.format("d16_b16")) == np.arange(64) * 0x10001).all()
@@ -76,7 +79,7 @@ def test_halves_of_one_register_may_be_loaded_at_once():
 
 
 def test_the_other_half_of_a_register_that_is_loaded():
-    """A vector operation waits for it on GFX11, a store need not: LLVM's d16-write-vgpr32."""
+    """On GFX11 a vector operation must wait for it, but a store need not: LLVM's d16-write-vgpr32."""
     first = LOAD + "global_load_d16_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n"
     first += "global_load_d16_{}_b16 v2, v1, s[4:5]\n{}\ns_endpgm\n"
     hi, lo = first.replace("{}", "hi", 1), first.replace("d16_{}_", "d16_", 1)
@@ -123,9 +126,9 @@ s_waitcnt lgkmcnt(0)
 
 @pytest.mark.parametrize("missing", ["s_barrier\n", "s_waitcnt lgkmcnt(0)\ns_barrier\n"])
 def test_lds_race(missing):
-    """Without the barrier, and with a store that still runs when its wave is at the barrier."""
-    kept = missing.removeprefix("s_waitcnt lgkmcnt(0)\n") if "wait" in missing else ""
-    body = EXCHANGE.replace(missing, kept)
+    """The barrier is missing, or a store is outstanding when its wave is at the barrier."""
+    barrier = missing.removeprefix("s_waitcnt lgkmcnt(0)\n") if "wait" in missing else ""
+    body = EXCHANGE.replace(missing, barrier)
     with pytest.raises(Trap, match="LDS"):
         execute(body)
     if "wait" in missing:
@@ -136,7 +139,7 @@ def test_lds_race(missing):
 
 
 def test_lds_load_that_still_runs_at_a_barrier():
-    """It may see another wave's store behind it: LLVM's model orders completed loads only."""
+    """It may read another wave's store after the barrier: LLVM's model orders completed loads only."""
     wait = "s_waitcnt lgkmcnt(0)\n"
     again = "{}\ns_barrier\nds_store_b32 v1, v1\n" + wait + STORE
     body = EXCHANGE.removesuffix(wait + STORE) + again
@@ -147,7 +150,7 @@ def test_lds_load_that_still_runs_at_a_barrier():
 
 
 def test_store_that_outlives_barriers_is_ordered_once_it_is_awaited():
-    """Also of waves that parted and met meanwhile, and have the store in common."""
+    """This also holds for waves that took different branches meanwhile."""
     body = (
         LOAD
         + """
@@ -177,8 +180,8 @@ def test_store_that_outlives_barriers_is_ordered_once_it_is_awaited():
 
 def test_lds_addresses_wrap_at_32_bits():
     body = EXCHANGE.replace("v_xor_b32 v3, 0x80, v1", "v_sub_nc_u32 v3, 0, v1")
-    found = execute(body.replace("ds_load_b32 v2, v3", "ds_load_b32 v2, v3 offset:252"))
-    assert (found == 63 - np.arange(64)).all()
+    out = execute(body.replace("ds_load_b32 v2, v3", "ds_load_b32 v2, v3 offset:252"))
+    assert (out == 63 - np.arange(64)).all()
     with pytest.raises(Trap, match="lds: LDS address 4294967"):
         execute(body)
 
@@ -220,26 +223,28 @@ s_endpgm
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_loop_of_swaps_begins_with_a_plain_load(native):
-    """Of what workgroups of earlier batches swapped as well: the swap compares what it gives,
-    whichever way the address is written."""
+    """The plain load is no race, because the swap compares its result.
+
+    Workgroups of earlier batches have swapped the words as well. The address may have either form.
+    """
     kind = {"threads": 32, "size": 32, "grid": (20,), "batch": 8, "second": "inout"}
     wide = "v_add_co_u32 v5, s8, s6, v1\nv_add_co_ci_u32_e64 v6, null, s7, 0, s8\nagain:"
-    other = SWAPS.replace("again:", wide).replace("v[2:3], s[6:7]", "v[2:3], off")
-    for right in (SWAPS, other.replace("v4, v1, v[2:3]", "v4, v[5:6], v[2:3]")):
-        assert (execute(right, native=native, **kind) == 20).all()
-    for wrong in (
-        # nothing compares what it gives
+    with_address = SWAPS.replace("again:", wide).replace("v[2:3], s[6:7]", "v[2:3], off")
+    for correct in (SWAPS, with_address.replace("v4, v1, v[2:3]", "v4, v[5:6], v[2:3]")):
+        assert (execute(correct, native=native, **kind) == 20).all()
+    for faulty in (
+        # nothing compares the result of the load
         SWAPS.replace("cmpswap_b32 v4, v1, v[2:3]", "add_u32 v4, v1, v2").replace("vccnz", "vccz"),
-        # what is compared is something else
+        # the swap compares another value
         SWAPS.replace("again:", "again:\nv_and_b32 v3, v3, v3"),
-        # others store
+        # other waves store
         SWAPS.replace("s_endpgm", "global_store_b32 v1, v3, s[6:7]\ns_endpgm"),
     ):
         with pytest.raises(Trap, match="race"):
-            execute(wrong, native=native, **kind)
+            execute(faulty, native=native, **kind)
 
 
-#: each wave loads what the first one stores; s8 is 0 in the first
+#: Each wave loads words that the first one stores. s8 is 0 in the first wave.
 COPIES = (
     LOAD
     + """v_readfirstlane_b32 s8, v0
@@ -336,7 +341,7 @@ def test_same_value_from_several_waves_is_no_race():
 
 
 def test_reads_of_what_nothing_wrote():
-    """In global memory; LDS is in FOUND."""
+    """This tests global memory. FOUND has a kernel for LDS."""
     with pytest.raises(Trap, match="uninitialised"):
         execute(GOOD.replace("s[4:5]", "s[6:7]"))
 
@@ -356,14 +361,14 @@ def test_store_to_an_input():
 
 
 def test_barrier_that_not_all_living_waves_reach():
-    """Of waves at different ones; FOUND has the trap."""
-    two = FOUND["barrier"][0]
+    """The waves are at different barriers. FINDINGS has the trap."""
+    two = FINDINGS["barrier"][0]
     assert execute(two, threads=32).sum() == 0
     assert execute(two, checks=False).sum() == 0
 
 
 def test_waves_end_one_after_the_other():
-    """As in a forward substitution: those that live meet, and see what the last one left."""
+    """As in a forward substitution, the living waves meet, and read the value of the last one."""
     body = (
         LOAD
         + """
@@ -412,8 +417,8 @@ def test_arguments_that_do_not_fit():
         launch(kernel, (1,), [3], threads=32, lds=1 << 20)
 
 
-#: By check, a kernel that it ends, and what of it is in the message.
-FOUND = {
+#: By check, a kernel that it ends, and part of the message.
+FINDINGS = {
     "pending": (GOOD.replace("s_waitcnt vmcnt(0)\n", ""), "yet to write"),
     "race": (LOAD + "v_mov_b32 v1, 0\nv_mov_b32 v2, v0\n" + STORE, "global memory"),
     "stale": (
@@ -444,10 +449,10 @@ FOUND = {
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_each_check_can_be_off_alone_or_note_its_findings(check):
-    body, text = FOUND[check]
-    others = frozenset(CHECKS) - {check}
+    body, text = FINDINGS[check]
+    other_checks = frozenset(CHECKS) - {check}
     kind = {"grid": (2,), "threads": 32, "second": "inout"} if check == "stale" else {}
-    for off in (frozenset(), others):
+    for off in (frozenset(), other_checks):
         with pytest.raises(Trap, match=f"{check}.*{text}"):
             execute(body, disabled_checks=off, **kind)
     notes = []
@@ -456,7 +461,7 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
     execute(body, notes=notes, lenient=True, **kind)
     assert {note.check for note in notes} == {check}
     assert "`" in notes[0].place and text in notes[0].message and notes[0].count >= 1
-    # what cannot be executed is no finding
+    # an access that cannot be executed is not a finding: it always traps
     with pytest.raises(Trap, match="bounds"):
         execute(GOOD, size=63, lenient=True)
 
@@ -465,7 +470,7 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
     "options", [{"disabled_checks": frozenset({"barrier"})}, {"lenient": True}]
 )
 def test_waves_at_a_barrier_of_the_grid_and_of_a_workgroup_wait_for_ever(options):
-    """Nothing can go on, whatever is noted or not checked."""
+    """No wave can continue, even if findings are only noted or not checked."""
     body = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 1f\ns_barrier\n1:\n"
     with pytest.raises(Trap, match="barrier.*living waves of its grid reach"):
         execute(body + "ds_gws_barrier v0 gds\ns_endpgm\n", cooperative=True, **options)
@@ -477,7 +482,7 @@ def test_a_kernel_that_goes_on_behind_its_end_is_told():
 
 
 def test_hardware_reads_zero_outside_of_lds():
-    body = LOAD + "v_mov_b32 v2, 7\n" + FOUND["lds"][0].removeprefix(LOAD)
+    body = LOAD + "v_mov_b32 v2, 7\n" + FINDINGS["lds"][0].removeprefix(LOAD)
     assert (execute(body, checks=False) == 0).all()
 
 
@@ -499,7 +504,7 @@ def test_names_of_checks():
 @pytest.mark.parametrize("emptied", ["buffer_gl1_inv\nbuffer_gl0_inv\n", "buffer_gl0_inv\n", ""])
 @pytest.mark.parametrize("native", [False, True])
 def test_waves_that_wait_by_plain_loads_let_others_run(emptied, native):
-    """Workgroup 0 waits, where the code comes first, for what workgroup 1 stores."""
+    """Workgroup 0, whose code comes first, waits for a store of workgroup 1."""
     text = LOAD + (
         "v_mov_b32 v3, 0\nv_mov_b32 v2, 7\ns_cmp_eq_u32 s2, 1\ns_cbranch_scc1 store\n"
         f"spin: global_load_b32 v2, v3, s[6:7]\ns_waitcnt vmcnt(0)\n{emptied}"
@@ -525,13 +530,13 @@ def test_waves_that_wait_by_plain_loads_let_others_run(emptied, native):
         "ds_add_rtn_u64 v[4:5], v1, v[2:3]",
     ],
 )
-@pytest.mark.parametrize("by", [0, 2])
-def test_atomics_have_to_be_aligned(native, atomic, by):
+@pytest.mark.parametrize("offset", [0, 2])
+def test_atomics_have_to_be_aligned(native, atomic, offset):
     size = 8 if "u64" in atomic else 4
     text = LOAD + "v_mov_b32 v2, 0\nv_mov_b32 v3, 0\nv_lshlrev_b32 v1, 3, v0\n"
-    text += f"v_add_nc_u32 v1, {by * size // 4}, v1\n{atomic}\ns_endpgm\n"
+    text += f"v_add_nc_u32 v1, {offset * size // 4}, v1\n{atomic}\ns_endpgm\n"
     kind = {"second": "inout", "native": native, "checks": False, "threads": 8}
-    if by == 0:
+    if offset == 0:
         execute(text, **kind)
         return
     with pytest.raises(Trap, match=f"misaligned: an atomic of {size} bytes"):
@@ -583,16 +588,16 @@ s_endpgm
 
 
 def test_a_flag_orders_what_was_stored_before_it():
-    """The workgroup that waits has the lower number and the lower pc: it must let the other by."""
+    """The waiting workgroup has the lower number and the lower pc, but must let the other run."""
     text = FLAG.format(release="s_waitcnt_vscnt null, 0x0")
     out = execute(text, threads=32, grid=(2,), second="inout")
     assert out[:3].tolist() == [1, 77, 77]
     with pytest.raises(Trap, match="race"):
         execute(FLAG.format(release="s_nop 0"), threads=32, grid=(2,), second="inout")
-    # a load that asks the wave's own cache orders nothing
+    # a load from the wave's own cache orders nothing
     with pytest.raises(Trap, match="race|budget"):
         execute(text.replace(" glc", ""), threads=32, grid=(2,), second="inout")
-    # and no load releases what was stored before it
+    # and no load releases earlier stores
     ask = "global_load_b32 v2, v1, s[6:7] glc\ns_waitcnt vmcnt(0)"
     text = text.replace("s_cbranch_scc1 poll", "").replace("writer:", f"writer:\n{ask}")
     with pytest.raises(Trap, match="race"):
@@ -604,7 +609,7 @@ def test_a_flag_orders_what_was_stored_before_it():
         )
 
 
-#: of each workgroup: it stores a value, reads it back, and stores it in a place of its own
+#: Each workgroup stores a value, reads it back, and stores it in a place of its own.
 READ_BACK = """
 global_store_b32 v1, v2, s[6:7]
 s_waitcnt_vscnt null, 0x0
@@ -620,7 +625,7 @@ global_store_b32 v4, v3, s[6:7] offset:128
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize("native", [False, True])
 def test_equal_values_from_workgroups_may_be_read_back(groups, batch, native):
-    """Together, and one workgroup after the other."""
+    """The workgroups run together, or one after the other."""
     body = LOAD + "v_mov_b32 v2, 5\n" + READ_BACK + "s_endpgm\n"
     out = execute(body, threads=32, size=128, grid=(groups,), batch=batch, native=native)
     assert (out[: 32 + 32 * groups] == 5).all()
@@ -635,7 +640,7 @@ def test_other_values_than_a_workgroup_read_back_are_a_race(value):
 
 
 def test_a_value_that_another_workgroup_only_read_is_a_race():
-    """The first one reads 0, and the second one stores 0."""
+    """The first workgroup reads 0, and the second one stores 0."""
     body = (
         LOAD
         + """

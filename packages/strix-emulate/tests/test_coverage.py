@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every mnemonic that the machine executes is compared with an oracle that shares no code with it.
+"""Compare every mnemonic that the machine executes with an oracle that shares no code with it.
 
-The oracles: `oracle` and its parts for one lane, `oracle_waves` for whole waves, `selftest_memory`
-for memory, `selftest_control` for where a program goes.
+The oracles are `oracle` and its parts for one lane, `oracle_waves` for whole waves,
+`selftest_memory` for memory, and `selftest_control` for control flow.
 """
 
 import oracle
@@ -16,9 +16,9 @@ from strix_emulate.instructions import atomics, crosslane, mnemonics
 from strix_emulate.native import library as native
 from strix_emulate.run import program
 
-#: Mnemonics without a result that could be compared, by the reason.
+#: Mnemonics whose results cannot be compared, by the reason.
 NOT_COMPARED = {
-    "a hint, or for hazards and timing that there are none of": {
+    "hints, or about hazards and timing, which the emulator does not have": {
         "s_nop",
         "s_delay_alu",
         "s_clause",
@@ -37,21 +37,21 @@ NOT_COMPARED = {
         "s_version",
         "s_wait_event",
     },
-    "caches, of which there are none": {
+    "about caches, which the emulator does not have": {
         "buffer_gl0_inv",
         "buffer_gl1_inv",
         "s_dcache_inv",
         "s_gl1_inv",
         "s_icache_inv",
     },
-    "waits: without one a program traps, as test_checks.py and mutate.py show": {
+    "waits: a program without one traps, as test_checks.py and mutate.py show": {
         "s_waitcnt",
         "s_waitcnt_vscnt",
         "s_waitcnt_vmcnt",
         "s_waitcnt_lgkmcnt",
     },
-    "gives registers back, at the end of a program; other messages are refused": {"s_sendmsg"},
-    "clocks, aborts and the grid's barrier: test_device_features.py has programs with them": {
+    "releases registers at the end of a program; other messages are refused": {"s_sendmsg"},
+    "clocks, aborts and the grid's barrier, which test_device_features.py tests": {
         "s_sendmsg_rtn_b64",
         "s_trap",
         "ds_gws_barrier",
@@ -60,7 +60,7 @@ NOT_COMPARED = {
 
 
 def report() -> selftest.Report:
-    """What all oracles together compared; each mnemonic at least three times, or in every form."""
+    """Return the comparison with all oracles: each mnemonic three times, or in every form."""
     total = selftest.run(programs=-(-3 * len(selftest.entries()) // 40), seed=3)
     parts = [selftest_waves.run(), selftest_control.run(), selftest_memory.run(native=False)]
     if native.load_library() is not None:
@@ -72,8 +72,8 @@ def report() -> selftest.Report:
     return total
 
 
-def left(covered: set[str]) -> set[str]:
-    """Supported mnemonics that were not compared."""
+def list_uncompared(covered: set[str]) -> set[str]:
+    """Return the supported mnemonics that were not compared."""
     return selftest.real_mnemonics(program.supported_mnemonics()) - covered
 
 
@@ -82,22 +82,22 @@ def test_every_supported_mnemonic_agrees_with_an_oracle(monkeypatch):
     explained = set().union(*NOT_COMPARED.values())
     assert done.disagreements == []
     assert done.compared > 2500
-    assert left(done.covered) == explained
-    # one that is new needs an oracle
+    assert list_uncompared(done.covered) == explained
+    # a new mnemonic needs an oracle
     supported = program.supported_mnemonics()
     monkeypatch.setattr(program, "supported_mnemonics", lambda: supported | {"v_mullit_f32"})
-    assert left(done.covered) - explained == {"v_mullit_f32"}
+    assert list_uncompared(done.covered) - explained == {"v_mullit_f32"}
 
 
 def test_comparison_of_lanes_can_fail(monkeypatch):
-    wrong = {"v_add3_u32": ("u32", ("u32",) * 3, lambda a, b, c: a + b + c + 1)}
-    monkeypatch.setattr(oracle, "vector_table", lambda: wrong)
+    wrong_table = {"v_add3_u32": ("u32", ("u32",) * 3, lambda a, b, c: a + b + c + 1)}
+    monkeypatch.setattr(oracle, "vector_table", lambda: wrong_table)
     monkeypatch.setattr(oracle, "scalar_table", dict)
     assert "v_add3_u32" in selftest.run(programs=1, length=1).disagreements[0]
 
 
 def test_a_second_result_is_a_disagreement(monkeypatch):
-    """A destination register's other half, or another register, that changes."""
+    """The instruction also changes the other half of its destination, or another register."""
     before = selftest.operation
 
     def misled(rng, name, file, entry):
@@ -113,7 +113,7 @@ def test_a_second_result_is_a_disagreement(monkeypatch):
 
 
 def test_what_traps_is_a_disagreement(monkeypatch):
-    """A mnemonic that is only said to be supported, but refused."""
+    """The machine refuses a mnemonic that is listed as supported."""
     entry = {"v_mullit_f32": ("f32", ("f32",) * 3, lambda a, _b, _c: a)}
     monkeypatch.setattr(oracle, "vector_table", lambda: entry)
     monkeypatch.setattr(oracle, "scalar_table", dict)
@@ -123,29 +123,30 @@ def test_what_traps_is_a_disagreement(monkeypatch):
 
 
 def test_comparison_of_waves_can_fail(monkeypatch):
-    def wrong(_rng):
+    def wrong_case(_rng):
         return "v_mov_b32 v1, v2", lambda V, _S: V[1].__setitem__(slice(None), V[3])
 
-    monkeypatch.setattr(oracle_waves, "CASES", {"v_mov_b32": wrong})
+    monkeypatch.setattr(oracle_waves, "CASES", {"v_mov_b32": wrong_case})
     monkeypatch.setattr(oracle_waves, "MATRICES", {})
     assert any("v1 lane" in text for text in selftest_waves.run(1).disagreements)
 
 
-@pytest.mark.parametrize(("change", "wrong"), [(lambda x: x + 2.0**-10, 2), (lambda x: -x, 6)])
-def test_comparison_of_matrices_can_fail(monkeypatch, change, wrong):
-    """Sums that are compared within the error of seventeen roundings, and results of integers."""
-    right = crosslane._product
-    monkeypatch.setattr(crosslane, "_product", lambda *x: change(right(*x)))
+@pytest.mark.parametrize(("change", "count"), [(lambda x: x + 2.0**-10, 2), (lambda x: -x, 6)])
+def test_comparison_of_matrices_can_fail(monkeypatch, change, count):
+    """Sums beyond the error of seventeen roundings fail, and so do wrong integers."""
+    correct_product = crosslane._product
+    monkeypatch.setattr(crosslane, "_product", lambda *x: change(correct_product(*x)))
     monkeypatch.setattr(oracle_waves, "CASES", {})
-    assert len(selftest_waves.run(1).disagreements) >= wrong
+    assert len(selftest_waves.run(1).disagreements) >= count
 
 
 def test_comparison_of_memory_can_fail(monkeypatch):
-    one = [c for c in selftest_memory.cases() if c.mnemonic in ("ds_sub_u32", "global_load_i8")]
-    monkeypatch.setattr(selftest_memory, "cases", lambda: one)
+    names = ("ds_sub_u32", "global_load_i8")
+    cases = [case for case in selftest_memory.cases() if case.mnemonic in names]
+    monkeypatch.setattr(selftest_memory, "cases", lambda: cases)
     monkeypatch.setitem(atomics._OPERATIONS, "sub", atomics._OPERATIONS["rsub"])
     unsigned = mnemonics.MEMORY["global_load_u8"]
     monkeypatch.setitem(mnemonics.MEMORY, "global_load_i8", unsigned)
     monkeypatch.setattr(program, "_TRAITS", {})
-    wrong = selftest_memory.run(native=False).disagreements
-    assert [text.split(":")[0] for text in wrong] == ["ds_sub_u32", "global_load_i8"]
+    disagreements = selftest_memory.run(native=False).disagreements
+    assert [text.split(":")[0] for text in disagreements] == [*names]

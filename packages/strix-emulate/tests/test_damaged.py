@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Every file that the emulator reads, damaged by a seed: one error of ours, and soon."""
+"""Mutants of every file that the emulator reads: it soon raises one of its own errors."""
 
 import io
 import json
@@ -15,13 +15,13 @@ from mutants import Tally, texts, trees
 from strix_emulate import cli
 from strix_emulate.code import loader
 from strix_emulate.errors import EmulatorError
-from test_images import DEVICE, bundle, compressed
+from test_images import DEVICE, bundle, compress
 from test_loader import elf, pack_aks2  # noqa: F401
 
 Tally.refusal = EmulatorError
 
 
-def zipped(data: bytes) -> bytes:
+def zip_data(data: bytes) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/add.hsaco", data)
@@ -31,9 +31,9 @@ def zipped(data: bytes) -> bytes:
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "code object": bytes,
     "AKS2 pack": lambda data: pack_aks2([("a", 0, data), ("b", 512, data)]),
-    "zip": zipped,
+    "zip": zip_data,
     "offload bundle": lambda data: bundle((DEVICE, data)),
-    "compressed bundle": lambda data: compressed(bundle((DEVICE, data)), 2, 0),
+    "compressed bundle": lambda data: compress(bundle((DEVICE, data)), 2, 0),
 }
 
 
@@ -59,8 +59,11 @@ def test_notes_of_triton(elf: bytes, tmp_path, record_property) -> None:  # noqa
     note = {"shared": 96, "name": "add"}
     (tmp_path / "add.hsaco").write_bytes(elf)
     file = tmp_path / "add.json"
-    whole = json.dumps(note).encode()
-    for mutant in [*(json.dumps(t).encode() for t in trees(note, 11, 100)), *texts(whole, 12, 100)]:
+    original = json.dumps(note).encode()
+    for mutant in [
+        *(json.dumps(t).encode() for t in trees(note, 11, 100)),
+        *texts(original, 12, 100),
+    ]:
         file.write_bytes(mutant)
         tally.give(lambda: loader.load(tmp_path), bool, mutant)
 
@@ -99,7 +102,7 @@ def test_a_pipe_is_not_read_for_ever(elf: bytes, tmp_path) -> None:  # noqa: F81
 
 
 def test_bombs_are_refused_before_they_are_unpacked(elf: bytes) -> None:  # noqa: F811
-    """Each of a few hundred kilobytes would take more memory than a code object may."""
+    """Each file of a few hundred kilobytes would unpack to more than a code object may have."""
     zeros = zlib.compress(bytes(1 << 20), 9)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file, file.open("a", "w") as out:
@@ -108,7 +111,7 @@ def test_bombs_are_refused_before_they_are_unpacked(elf: bytes) -> None:  # noqa
     sizes = struct.pack("<2H3Q", 3, 1, 0, 1 << 45, 0)
     nested = elf
     for _ in range(60):
-        nested = zipped(nested)
+        nested = zip_data(nested)
     for bomb in (archive.getvalue(), b"CCOB" + sizes + zeros, nested):
         with pytest.raises(EmulatorError, match="bytes|nested"):
             loader.parse(bomb, "bomb")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The stand-in runtime's own declarations against AMD's headers, which Triton brings along.
+"""Compare the stand-in runtime's declarations with AMD's headers, which are part of Triton.
 
-Every source file is compiled with AMD's header in the place of ours, so that the compiler compares
-all prototypes; and all numbers, sizes and offsets of both are printed and compared. Last, those
-of the protocol between the runtime and its server.
+Every source file is compiled with AMD's header in place of ours, so that the compiler compares all
+prototypes. Programs print all numbers, sizes and offsets of both, which are then compared. The last
+test does the same for the protocol between the runtime and its server.
 """
 
 import re
@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from device_support import HIP, compiler
+from device_support import HIP, find_compiler
 from strix_emulate.device import protocol
 from strix_emulate.device.protocol import Kind, Operation
 
@@ -20,13 +20,13 @@ HEADERS = Path(triton.__file__).parent / "backends/amd/include"
 THEIRS = ["-DSTRIX_HIP_HEADERS", "-D__HIP_PLATFORM_AMD__", f"-I{HEADERS}"]
 
 
-#: Fields of ours that stand for several of AMD's; the next one's offset shows their size.
+#: Our fields that replace several fields of AMD's. The offset of the next field shows their size.
 _SEVERAL = {"textures", "gpuDirectRDMA", "cooperativeMultiDeviceUnmatched"}
 
 
 def _compile(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [*compiler(), "-std=gnu11", "-fmax-errors=3", *arguments],
+        [*find_compiler(), "-std=gnu11", "-fmax-errors=3", *arguments],
         input=text,
         capture_output=True,
         text=True,
@@ -40,13 +40,15 @@ def test_prototypes_are_hips(source: str) -> None:
 
 
 def test_another_prototype_is_found() -> None:
-    wrong = '#include "device.h"\nAPI(hipMemset)(void *to, char value, int size) { return 0; }\n'
-    done = _compile("-fsyntax-only", *THEIRS, f"-I{HIP}", "-xc", "-", text=wrong)
+    wrong_source = (
+        '#include "device.h"\nAPI(hipMemset)(void *to, char value, int size) { return 0; }\n'
+    )
+    done = _compile("-fsyntax-only", *THEIRS, f"-I{HIP}", "-xc", "-", text=wrong_source)
     assert "conflicting types for" in done.stderr
 
 
 def _program() -> str:
-    """Prints every enumerator, and size and offset of every field of a structure, of abi.h."""
+    """Return a program that prints all enumerators, sizes and field offsets of abi.h."""
     text = re.sub(r"/\*.*?\*/", "", (HIP / "abi.h").read_text(), flags=re.S)
     text = text.split("#else", 1)[1]
     expressions = []
@@ -79,7 +81,7 @@ def test_numbers_and_layouts_are_hips(tmp_path: Path) -> None:
 
 
 def test_both_sides_have_the_same_numbers(tmp_path) -> None:
-    """hip/protocol.h and protocol.py, by a program that prints the first."""
+    """A program prints the numbers of hip/protocol.h, which are compared with protocol.py."""
     sizes = {
         "request": protocol.REQUEST,
         "reply": protocol.REPLY,
@@ -111,6 +113,6 @@ def test_both_sides_have_the_same_numbers(tmp_path) -> None:
         f'#include "protocol.h"\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n'
     )
     program = tmp_path / "numbers"
-    subprocess.run([*compiler(), f"-I{HIP}", str(source), "-o", str(program)], check=True)
+    subprocess.run([*find_compiler(), f"-I{HIP}", str(source), "-o", str(program)], check=True)
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
     assert dict(zip(expected, map(int, printed), strict=True)) == expected

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import triton
 import triton.language as tl
-from device_support import HIP, builder, library, on, on_device
+from device_support import HIP, find_library, load_builder, run_emulated, run_on_device
 from fixtures import code_object, compile_kernel
 
 SCENARIOS = Path(__file__).with_name("device_scenarios.py")
@@ -30,7 +30,7 @@ def forever(flag):
 def folder(tmp_path_factory) -> Path:
     """The library's folder, add.hsaco and forever.hsaco."""
     path = tmp_path_factory.mktemp("device")
-    library(path / "lib")
+    find_library(path / "lib")
     (path / "add.hsaco").write_bytes(code_object())
     code, _ = compile_kernel(forever, {"flag": "*i32"}, {}, num_warps=1)
     (path / "forever.hsaco").write_bytes(code)
@@ -38,7 +38,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def scenario(folder: Path, name: str, *arguments, options=()) -> tuple[dict, str]:
-    done = on(folder, sys.executable, SCENARIOS, name, *arguments, options=options)
+    done = run_emulated(folder, sys.executable, SCENARIOS, name, *arguments, options=options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -151,7 +151,7 @@ def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
             str(SCENARIOS),
             *map(str, arguments),
         ],
-        env=os.environ | {"STRIX_EMULATE_HIP": str(library(folder / "lib")), "STRIX_MARK": mark},
+        env=os.environ | {"STRIX_EMULATE_HIP": str(find_library(folder / "lib")), "STRIX_MARK": mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -194,21 +194,21 @@ def test_a_client_outlives_its_server(folder: Path) -> None:
 
 
 def test_without_a_library_the_command_says_so(tmp_path: Path) -> None:
-    done = on_device(["true"], STRIX_EMULATE_HIP=str(tmp_path))
+    done = run_on_device(["true"], STRIX_EMULATE_HIP=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "install strix-emulate-hip" in done.stderr
 
 
 def test_the_program_decides_the_exit_status(folder: Path) -> None:
-    assert on(folder, "sh", "-c", "exit 7").returncode == 7
-    missing = on(folder, "no-such-program")
+    assert run_emulated(folder, "sh", "-c", "exit 7").returncode == 7
+    missing = run_emulated(folder, "no-such-program")
     assert missing.returncode == 2
     assert missing.stderr == "strix-emulate: no-such-program: No such file or directory\n"
 
 
 def test_a_python_that_cannot_serve_is_named(folder: Path) -> None:
     broken = "STRIX_EMULATE_PYTHON=/bin/false"
-    done = on(folder, "env", broken, sys.executable, SCENARIOS, "add", folder / "add.hsaco")
+    done = run_emulated(folder, "env", broken, sys.executable, SCENARIOS, "add", folder / "add.hsaco")
     assert done.returncode == 1
     assert "cannot start the emulator: /bin/false -m strix_emulate.device.server" in done.stderr
 
@@ -228,14 +228,14 @@ def test_exports_are_those_of_amds_library(folder: Path) -> None:
     real = [path for place in places if (path := Path(place).resolve()).match("*.so.7.2.*")]
     if not real:
         pytest.skip("no libamdhip64.so.7.2 of AMD here; STRIX_AMD_HIP can name one")
-    assert _exports(library(folder / "lib") / "libamdhip64.so.7") == _exports(real[0])
+    assert _exports(find_library(folder / "lib") / "libamdhip64.so.7") == _exports(real[0])
 
 
 def test_every_name_is_exported_with_its_version(folder: Path) -> None:
-    exported = _exports(library(folder / "lib") / "libamdhip64.so.7")
+    exported = _exports(find_library(folder / "lib") / "libamdhip64.so.7")
     if not HIP.is_dir():
         pytest.skip("the sources of the stand-in runtime are not here")
-    assert exported.keys() == builder().states().keys()
+    assert exported.keys() == load_builder().states().keys()
     expected = {
         "hipMalloc": "hip_4.2",
         "hipMallocAsync": "hip_5.1",
@@ -247,7 +247,7 @@ def test_every_name_is_exported_with_its_version(folder: Path) -> None:
 
 
 def test_the_table_of_entry_points_is_true() -> None:
-    made = builder()
+    made = load_builder()
     assert (HIP / "ENTRY_POINTS.md").read_text() == made.table(), "python hip/build.py --table"
     states = made.states()
     assert {"served", "hint", "absent", "refused"} == set(states.values())

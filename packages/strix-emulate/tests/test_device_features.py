@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from device_support import (
     HIP_PROGRAMS,
-    assembled,
-    device_code,
-    hip_program,
-    host_program,
-    library,
+    assemble,
+    build_hip_program,
+    build_host_program,
+    compile_device_code,
+    find_library,
     link,
-    on,
+    run_emulated,
 )
 
 
@@ -20,7 +20,7 @@ from device_support import (
 def folder(tmp_path_factory) -> Path:
     """For the library and programs."""
     path = tmp_path_factory.mktemp("features")
-    library(path / "lib")
+    find_library(path / "lib")
     return path
 
 
@@ -73,7 +73,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(folder: Path, name: str) -> None:
-    done = on(folder, hip_program(name, folder), folder / f"{name}.hsaco")
+    done = run_emulated(folder, build_hip_program(name, folder), folder / f"{name}.hsaco")
     assert done.returncode == 0, done.stdout + done.stderr
     said = [line for line in PROGRAMS[name] if line[0] != "!"]
     assert done.stdout.splitlines() == said
@@ -83,7 +83,7 @@ def test_programs(folder: Path, name: str) -> None:
 def test_what_is_refused_fails_later_calls(folder: Path) -> None:
     """A caller who ignores the error must not compute with what was not done."""
     program = link(folder, HIP_PROGRAMS / "refused.c", name="refused")
-    done = on(folder, program)
+    done = run_emulated(folder, program)
     assert done.stdout == (
         "refused by HIP: hipSuccess\nafter: hipErrorNotSupported, hipErrorNotSupported\n"
     )
@@ -91,8 +91,8 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
         "strix-emulate: hipCreateTextureObject is not supported; all later calls fail\n"
     )
     rounds = ".amdhsa_float_round_mode_32 1"
-    made = assembled(folder, "rounds", ("rounds", "s_endpgm", 32), directive=rounds)
-    done = on(folder, program, made, "rounds")
+    made = assemble(folder, "rounds", ("rounds", "s_endpgm", 32), directive=rounds)
+    done = run_emulated(folder, program, made, "rounds")
     assert done.stdout == (
         "of no kernel: hipSuccess\nafter: hipErrorNotSupported, hipErrorNotSupported\n"
     )
@@ -101,18 +101,18 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
 
 def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
     """The same code as one of ROCm's libraries, as torch's, as vLLM's and as another one."""
-    image = device_code(HIP_PROGRAMS / "race.hip", folder / "race.hsaco")
+    image = compile_device_code(HIP_PROGRAMS / "race.hip", folder / "race.hsaco")
     caller = folder / "caller.c"
     caller.write_text("int race(void);\nint main(void) { return race(); }\n")
     found = {}
     (folder / "vllm").mkdir()
     theirs = ("librocsolver.so.0", "libtorch_hip.so", "vllm/_C_stable_libtorch.abi3.so")
     for name in (*theirs, "libours.so"):
-        host_program(HIP_PROGRAMS / "race.hip", image, folder, name, "-shared", "-fPIC")
+        build_host_program(HIP_PROGRAMS / "race.hip", image, folder, name, "-shared", "-fPIC")
         program = link(folder, caller, folder / name, f"-Wl,-rpath,{folder}", name="caller")
-        found[name] = on(folder, program), on(folder, program, options=["--no-checks", "race"])
+        found[name] = run_emulated(folder, program), run_emulated(folder, program, options=["--no-checks", "race"])
         if name == "librocsolver.so.0":
-            strict = on(folder, program, options=["--strict"])
+            strict = run_emulated(folder, program, options=["--strict"])
     for name in theirs:
         noted, off = found[name]
         assert noted.stdout == "hipSuccess\n"
@@ -132,14 +132,14 @@ def test_checks_of_kernels_that_headers_bring_only_note(folder: Path) -> None:
     text = text.replace("__global__", "namespace rocprim {\n__global__")
     text = text.replace("t ^ 32];\n}", "t ^ 32];\n}\n}\nusing rocprim::exchange;")
     source.write_text(text + "int main() { return race(); }\n")
-    program = host_program(source, device_code(source, folder / "headers.hsaco"), folder, "headers")
-    noted, strict = on(folder, program), on(folder, program, options=["--strict"])
+    program = build_host_program(source, compile_device_code(source, folder / "headers.hsaco"), folder, "headers")
+    noted, strict = run_emulated(folder, program), run_emulated(folder, program, options=["--strict"])
     assert (noted.stdout, strict.stdout) == ("hipSuccess\n", "hipErrorIllegalAddress\n")
     assert noted.stderr.count("noted in _ZN7rocprim8exchangeEPi at 0x") == 1
 
 
 def test_processes_share_memory_and_events(folder: Path) -> None:
-    done = on(folder, hip_program("share", folder))
+    done = run_emulated(folder, build_hip_program("share", folder))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [
         "one process: hipErrorInvalidContext",
@@ -147,13 +147,13 @@ def test_processes_share_memory_and_events(folder: Path) -> None:
         "closed: hipErrorIllegalAddress",
         "parent 2126",
     ]
-    two = on(folder, folder / "share", "forked", options=["--devices", "2"])
+    two = run_emulated(folder, folder / "share", "forked", options=["--devices", "2"])
     assert (two.returncode, two.stdout) == (0, "forked 2126\n"), two.stdout + two.stderr
 
 
 def test_several_devices_and_peers(folder: Path) -> None:
-    program = hip_program("peers", folder)
-    done = on(folder, program, options=["--devices", "2"])
+    program = build_hip_program("peers", folder)
+    done = run_emulated(folder, program, options=["--devices", "2"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [
         "2 devices, thread 0, memory 1, stream 1, 0000:c6:00.0",
@@ -163,14 +163,14 @@ def test_several_devices_and_peers(folder: Path) -> None:
         "hipDeviceEnablePeerAccess(1, 0): hipErrorInvalidDevice",
         "hipMemcpyPeer(second, 2, first, 0, 128): hipErrorInvalidDevice",
     ]
-    assert on(folder, program).stdout.splitlines() == [
+    assert run_emulated(folder, program).stdout.splitlines() == [
         "hipSetDevice(1): hipErrorInvalidDevice",
         "hipDeviceEnablePeerAccess(0, 0): hipErrorInvalidDevice",
     ]
 
 
 def test_what_kernels_ask_of_a_device(folder: Path) -> None:
-    program = hip_program("kernel", folder)
+    program = build_hip_program("kernel", folder)
     said = {}
     for what, expected in (
         ("stack", "stack 1024\ntoo small: hipErrorIllegalAddress\n"),
@@ -182,12 +182,12 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
         ("abort", "aborted: hipErrorLaunchFailure\n"),
         ("heap", "heap: hipErrorIllegalAddress\n"),
     ):
-        done = on(folder, program, what)
+        done = run_emulated(folder, program, what)
         assert (done.returncode, done.stdout) == (0, expected), done.stdout + done.stderr
         said[what] = done.stderr
     assert "scratch offset" in said["stack"]
     assert "noted in _Z7paddingPi at 0x" in said["padding"]
-    strict = on(folder, program, "padding", options=["--strict"])
+    strict = run_emulated(folder, program, "padding", options=["--strict"])
     assert (strict.stdout, "uninitialised: LDS" in strict.stderr) == (
         "padding: hipErrorIllegalAddress\n",
         True,
@@ -202,8 +202,8 @@ def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:
     triton = pytest.importorskip("triton", reason="Triton brings the device libraries")
     library_ = Path(triton.__file__).parent / "backends/amd/lib/ockl.bc"
     linked = ["-Xclang", "-mlink-builtin-bitcode", "-Xclang", str(library_)]
-    image = device_code(HIP_PROGRAMS / "ockl.hip", folder / "ockl.hsaco", *linked)
-    done = on(folder, host_program(HIP_PROGRAMS / "ockl.hip", image, folder, "ockl"))
+    image = compile_device_code(HIP_PROGRAMS / "ockl.hip", folder / "ockl.hsaco", *linked)
+    done = run_emulated(folder, build_host_program(HIP_PROGRAMS / "ockl.hip", image, folder, "ockl"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stale: wave 0 of workgroup" in done.stderr
     # workgroups come in any order

@@ -9,14 +9,14 @@ import pytest
 from device_support import (
     HIP,
     HIP_PROGRAMS,
-    assembled,
-    compiler,
-    device_code,
-    host_program,
-    library,
+    assemble,
+    build_host_program,
+    compile_device_code,
+    find_compiler,
+    find_library,
     link,
-    on,
     run,
+    run_emulated,
 )
 from strix_emulate import TARGETS, Buffer, launch
 from strix_emulate.code import loader
@@ -27,8 +27,8 @@ from test_images import DEVICE, HOST, bundle
 def folder(tmp_path_factory) -> Path:
     """Holds the library, and the device code of program.hip: program.hsaco."""
     path = tmp_path_factory.mktemp("programs")
-    library(path / "lib")
-    device_code(HIP_PROGRAMS / "program.hip", path / "program.hsaco")
+    find_library(path / "lib")
+    compile_device_code(HIP_PROGRAMS / "program.hip", path / "program.hsaco")
     return path
 
 
@@ -43,11 +43,11 @@ def program(request, folder: Path) -> Path:
         else bundle((HOST, b""), (DEVICE, code), alignment=4096)
     )
     source, name = HIP_PROGRAMS / "program.hip", f"program-{request.param.split()[0]}"
-    return host_program(source, image, folder, name)
+    return build_host_program(source, image, folder, name)
 
 
 def test_a_hip_program_computes(folder: Path, program: Path) -> None:
-    done = on(folder, program, options=["--log"])
+    done = run_emulated(folder, program, options=["--log"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "table 1 10 7 1000 of 16 bytes, launches 1" in done.stdout
     assert done.stderr.count("wave-instructions") == 3
@@ -70,7 +70,7 @@ def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
     ]
     source.write_text("".join(f"int hip{name}(void) {{ return 100; }}\n" for name in names))
     run(
-        *compiler(),
+        *find_compiler(),
         "-shared",
         "-fPIC",
         "-Wl,-soname,libamdhip64.so.7",
@@ -79,7 +79,7 @@ def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
         tmp_path / "libamdhip64.so.7",
     )
     run(
-        *compiler(),
+        *find_compiler(),
         HIP_PROGRAMS / "module.c",
         "-o",
         tmp_path / "module",
@@ -89,7 +89,7 @@ def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
     )
     alone = subprocess.run([tmp_path / "module", folder / "program.hsaco"], capture_output=True)
     assert alone.returncode != 0
-    done = on(folder, tmp_path / "module", folder / "program.hsaco")
+    done = run_emulated(folder, tmp_path / "module", folder / "program.hsaco")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -106,7 +106,7 @@ def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
     arguments in descriptors, and a kernel of wave64 beside others."""
     kernels = (("one", 1, 32), ("two", 2, 32), ("wide", 3, 64))
     stores = [(name, STORE.format(value=value), wave) for name, value, wave in kernels]
-    made = assembled(tmp_path, "linked", *stores)
+    made = assemble(tmp_path, "linked", *stores)
     module = loader.parse_module(made.read_bytes(), "linked")
     assert {name: kernel.width for name, kernel in module.kernels.items()} == {
         "one": 32,
@@ -125,12 +125,12 @@ def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1152", "gfx1100"])
 def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, folder: Path, tmp_path: Path) -> None:
     source, mode = HIP_PROGRAMS / "program.hip", f"--offload-arch={gpu}"
-    image = device_code(source, tmp_path / "image.hsaco", "--no-offload-arch=gfx1151", mode)
+    image = compile_device_code(source, tmp_path / "image.hsaco", "--no-offload-arch=gfx1151", mode)
     program = link(folder, HIP_PROGRAMS / "module.c", name=f"module-{gpu}")
-    done = on(folder, program, image, options=["--target", gpu])
+    done = run_emulated(folder, program, image, options=["--target", gpu])
     assert (done.returncode, done.stdout) == (0, "c[299] 1196, launches 2\n"), done.stderr
     other = "gfx1150" if gpu == "gfx1151" else "gfx1151"
-    refused = on(folder, program, image, options=["--target", other])
+    refused = run_emulated(folder, program, image, options=["--target", other])
     assert f"made for another GPU ({gpu}), the device is a {other}" in refused.stderr
     assert (refused.returncode, refused.stdout.count("device kernel image is invalid")) == (1, 1)
     asks = tmp_path / "asks.c"
@@ -139,6 +139,6 @@ def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, folder: Path, tmp_pat
         "hipGetDevicePropertiesR0600(&p, 0); "
         'printf("%s %d %d\\n", p.gcnArchName, p.multiProcessorCount, p.regsPerBlock); }\n'
     )
-    told = on(folder, link(folder, f"-I{HIP}", asks, name=f"asks-{gpu}"), options=["--target", gpu])
+    told = run_emulated(folder, link(folder, f"-I{HIP}", asks, name=f"asks-{gpu}"), options=["--target", gpu])
     target = TARGETS[gpu]
     assert told.stdout == f"{gpu} {target.processors} {target.registers * 128}\n", told.stderr

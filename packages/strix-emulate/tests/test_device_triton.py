@@ -5,15 +5,15 @@ import json
 import sys
 from pathlib import Path
 
-from device_support import compiler, library, on_device
+from device_support import find_compiler, find_library, run_on_device
 
 
 def test_tritons_driver_computes(tmp_path: Path) -> None:
-    compiler()  # Triton compiles its launcher
-    done = on_device(
+    find_compiler()  # Triton compiles its launcher
+    done = run_on_device(
         [sys.executable, Path(__file__).with_name("device_triton.py")],
         "--log",
-        STRIX_EMULATE_HIP=str(library(tmp_path / "lib")),
+        STRIX_EMULATE_HIP=str(find_library(tmp_path / "lib")),
         TRITON_CACHE_DIR=str(tmp_path / "cache"),
     )
     assert done.returncode == 0, done.stdout + done.stderr

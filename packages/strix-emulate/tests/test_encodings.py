@@ -200,7 +200,7 @@ def compare(each: int, seed: int) -> tuple[set[str], list[str]]:
     """(mnemonics that were compared, differences without a name)."""
     names = set()
     differences = []
-    for ins in (*sample(each, seed), *selftest.assembled(_REST)):
+    for ins in (*sample(each, seed), *selftest.assemble_and_decode(_REST)):
         if ins.unknown or ins.name in _VERBATIM:
             continue
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files as HIP makes them: functions, variables with relocations, hidden arguments, bundles."""
+"""Files as HIP builds them: functions, variables with relocations, hidden arguments, bundles."""
 
 import ctypes.util
 import struct
@@ -8,7 +8,7 @@ import zlib
 import fixtures
 import numpy as np
 import pytest
-from device_support import device_code
+from device_support import compile_device_code
 from strix_emulate import Buffer, launch, launches
 from strix_emulate.code import bundles, loader
 from strix_emulate.errors import LoadError
@@ -33,16 +33,16 @@ extern "C" __attribute__((global)) void kernel(const float *x, float *out, int n
 
 @pytest.fixture(scope="module")
 def hip(tmp_path_factory) -> bytes:
-    """The code object that clang makes of SOURCE."""
+    """Compile SOURCE by clang to a code object."""
     folder = tmp_path_factory.mktemp("hip")
     (folder / "k.hip").write_text(SOURCE)
-    return device_code(folder / "k.hip", folder / "k.co").read_bytes()
+    return compile_device_code(folder / "k.hip", folder / "k.co").read_bytes()
 
 
-@pytest.mark.parametrize("most", [program._MAX_CODE, 0])
-def test_functions_variables_and_hidden_arguments(hip, most, monkeypatch):
-    """Also of a file with more code, whose functions are decoded when they are called."""
-    monkeypatch.setattr(program, "_MAX_CODE", most)
+@pytest.mark.parametrize("max_code", [program._MAX_CODE, 0])
+def test_functions_variables_and_hidden_arguments(hip, max_code, monkeypatch):
+    """In a file with more code than the limit, functions are decoded when they are called."""
+    monkeypatch.setattr(program, "_MAX_CODE", max_code)
     launches._cached_program.cache_clear()
     (kernel,) = loader.parse(hip, "k.co")
     assert kernel.image.pointers, "the addresses in `halves` are relocations"
@@ -51,7 +51,7 @@ def test_functions_variables_and_hidden_arguments(hip, most, monkeypatch):
     i = np.arange(100)
     done = launch(kernel, (2,), [Buffer(x, "in"), Buffer(out), 100], threads=64)
     launches._cached_program.cache_clear()
-    assert any(ins.name == "s_setpc_b64" for ins in done.instructions) == (most > 0)
+    assert any(ins.name == "s_setpc_b64" for ins in done.instructions) == (max_code > 0)
     table = 2.0 ** np.arange(8)
     more = np.where(i & 1, table[4 + (i & 3)], table[i & 3])
     assert (out == 8 * x + table[i & 7] + more + 128).all()
@@ -62,7 +62,7 @@ DEVICE = "hipv4-amdgcn-amd-amdhsa--gfx1151"
 
 
 def bundle(*entries: tuple[str, bytes], alignment: int = 1) -> bytes:
-    """clang's bundle of these targets; clang-offload-bundler aligns what is in it."""
+    """Return clang's bundle of these targets. clang-offload-bundler aligns the entries."""
     head = bundles.BUNDLE + struct.pack("<Q", len(entries))
     at = -(-(len(head) + sum(24 + len(name) for name, _ in entries)) // alignment) * alignment
     blobs = b""
@@ -72,20 +72,18 @@ def bundle(*entries: tuple[str, bytes], alignment: int = 1) -> bytes:
     return head.ljust(at, b"\0") + blobs
 
 
-def compressed(plain: bytes, version: int, method: int) -> bytes:
-    """The same as CCOB; method 1 by libzstd."""
+def compress(plain: bytes, version: int, method: int) -> bytes:
+    """Return a compressed bundle (CCOB). Method 1 is zstd."""
     if method == 0:
         data = zlib.compress(plain)
     else:
-        library = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
-        library.ZSTD_compressBound.restype = library.ZSTD_compress.restype = ctypes.c_size_t
-        compressed = ctypes.create_string_buffer(
-            library.ZSTD_compressBound(ctypes.c_size_t(len(plain)))
+        zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
+        zstd.ZSTD_compressBound.restype = zstd.ZSTD_compress.restype = ctypes.c_size_t
+        buffer = ctypes.create_string_buffer(zstd.ZSTD_compressBound(ctypes.c_size_t(len(plain))))
+        size = zstd.ZSTD_compress(
+            buffer, ctypes.c_size_t(len(buffer)), plain, ctypes.c_size_t(len(plain)), 3
         )
-        size = library.ZSTD_compress(
-            compressed, ctypes.c_size_t(len(compressed)), plain, ctypes.c_size_t(len(plain)), 3
-        )
-        data = compressed.raw[:size]
+        data = buffer.raw[:size]
     sizes = {
         1: struct.pack("<I", len(plain)),
         2: struct.pack("<2I", 24 + len(data), len(plain)),
@@ -98,11 +96,11 @@ def compressed(plain: bytes, version: int, method: int) -> bytes:
 @pytest.mark.parametrize("method", [0, 1])
 def test_bundles(version, method):
     elf = fixtures.code_object()
-    whole = bundle((HOST, b""), ("hipv4-amdgcn-amd-amdhsa--gfx1100", b"x"), (DEVICE, elf))
-    packed = compressed(whole, version, method) if version else whole
+    uncompressed = bundle((HOST, b""), ("hipv4-amdgcn-amd-amdhsa--gfx1100", b"x"), (DEVICE, elf))
+    packed = compress(uncompressed, version, method) if version else uncompressed
     assert [k.name for k in loader.parse(packed, "file")] == ["add"]
-    other = bundle(("hipv4-amdgcn-amd-amdhsa--gfx1201", b"x"))
+    wrong_target = bundle(("hipv4-amdgcn-amd-amdhsa--gfx1201", b"x"))
     with pytest.raises(LoadError, match=r"nothing for gfx1151 or gfx1150 .*gfx1201"):
-        loader.parse(compressed(other, version, method) if version else other, "file")
+        loader.parse(compress(wrong_target, version, method) if version else wrong_target, "file")
     with pytest.raises(LoadError):
         loader.parse(packed[: len(packed) // 2], "file")

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from device_support import HIP_PROGRAMS, builder, device_code
+from device_support import HIP_PROGRAMS, compile_device_code, load_builder
 from strix_emulate import Buffer, Kernel, Options, Trap, launch
 from strix_emulate.code import loader
 from strix_emulate.run.program import decode_kernel
@@ -13,9 +13,9 @@ from strix_emulate.run.program import decode_kernel
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory) -> dict[str, Kernel]:
-    builder()  # the programs take declarations of the runtime's sources
+    load_builder()  # the programs take declarations of the runtime's sources
     made = tmp_path_factory.mktemp("model") / "model.hsaco"
-    device_code(HIP_PROGRAMS / "model.hip", made)
+    compile_device_code(HIP_PROGRAMS / "model.hip", made)
     return loader.parse_module(made.read_bytes(), "model").kernels
 
 
@@ -102,9 +102,9 @@ def test_a_search_without_a_bound_leaves_its_array(kernels, native) -> None:
 
 @pytest.fixture(scope="module")
 def swaps(tmp_path_factory) -> dict[str, Kernel]:
-    builder()
+    load_builder()
     path = tmp_path_factory.mktemp("swaps") / "swaps.hsaco"
-    device_code(HIP_PROGRAMS / "swaps.hip", path)
+    compile_device_code(HIP_PROGRAMS / "swaps.hip", path)
     return loader.parse_module(path.read_bytes(), "swaps").kernels
 
 
@@ -142,9 +142,9 @@ def test_a_load_that_no_swap_compares_is_a_race(swaps, name, native) -> None:
 
 @pytest.fixture(scope="module")
 def stacks(tmp_path_factory) -> dict[str, Kernel]:
-    builder()
+    load_builder()
     path = tmp_path_factory.mktemp("stack") / "stack.hsaco"
-    device_code(HIP_PROGRAMS / "stack.hip", path)
+    compile_device_code(HIP_PROGRAMS / "stack.hip", path)
     return loader.parse_module(path.read_bytes(), "stack").kernels
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from device_support import compiler, library, on_device
+from device_support import find_compiler, find_library, run_on_device
 from strix_emulate import torch_device
 from strix_emulate.errors import EmulatorError
 
@@ -16,13 +16,13 @@ torch = pytest.importorskip("torch")
 
 
 def run(folder: Path, *arguments: str):
-    compiler()
+    find_compiler()
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         pytest.skip("no C++ compiler")
-    return on_device(
+    return run_on_device(
         [sys.executable, Path(__file__).with_name("device_torch.py"), *arguments],
         "--log",
-        STRIX_EMULATE_HIP=str(library(folder / "lib")),
+        STRIX_EMULATE_HIP=str(find_library(folder / "lib")),
         TRITON_CACHE_DIR=str(folder / "cache"),
         XDG_CACHE_HOME=str(folder / "compiled"),
     )

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import zoo
-from device_support import HIP_PROGRAMS, builder, device_code
+from device_support import HIP_PROGRAMS, compile_device_code, load_builder
 from strix_emulate import Buffer, Kernel, Options, Trap, launch
 from strix_emulate.code import loader
 from strix_emulate.memory import happens_before
@@ -15,9 +15,9 @@ from test_checks import LOAD, execute
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory) -> dict[str, Kernel]:
-    builder()  # the programs take declarations of the runtime's sources
+    load_builder()  # the programs take declarations of the runtime's sources
     path = tmp_path_factory.mktemp("waits") / "waits.hsaco"
-    device_code(HIP_PROGRAMS / "waits.hip", path)
+    compile_device_code(HIP_PROGRAMS / "waits.hip", path)
     return loader.parse_module(path.read_bytes(), "waits").kernels
 
 

@@ -43,7 +43,7 @@ def differing(texts: list[str], seed: int = 0) -> list[str]:
     """Instructions that do something else to a wave of 64 lanes than to two of 32."""
     rng = random.Random(seed)
     differences = []
-    wide = [operands.widened(text) for text in texts]
+    wide = [operands.widen(text) for text in texts]
     both = (selftest.steps("\n".join(t), width) for t, width in ((texts, 32), (wide, 64)))
     for number, (text, narrow, wide) in enumerate(zip(texts, *both, strict=True)):
         exec_ = rng.choice((2**64 - 1, rng.getrandbits(64), 1 << 40, 2**32 - 1))
