@@ -133,7 +133,7 @@ def cases() -> Iterator[Case]:
             yield _counter_case(name)
         elif "atomic" in words or (space == "ds" and words[0] not in _EXCHANGES):
             op = next(word for word in words if word not in ("atomic", "rtn"))
-            # LDS atomics that return have names of their own; a conditional subtraction always returns
+            # LDS atomics that return have other names; a conditional subtraction always returns
             always = (True,) if "rtn" in words or op == "csub" else (False,)
             for returns in always if space == "ds" or op == "csub" else (False, True):
                 yield from (_atomic(name, space, op, kind, returns, p) for p in places)

@@ -79,7 +79,7 @@ def test_halves_of_one_register_may_be_loaded_at_once():
 
 
 def test_the_other_half_of_a_register_that_is_loaded():
-    """On GFX11 a vector operation must wait for it, but a store need not: LLVM's d16-write-vgpr32."""
+    """On GFX11, a vector operation must wait for it, a store need not (LLVM: d16-write-vgpr32)."""
     first = LOAD + "global_load_d16_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n"
     first += "global_load_d16_{}_b16 v2, v1, s[4:5]\n{}\ns_endpgm\n"
     hi, lo = first.replace("{}", "hi", 1), first.replace("d16_{}_", "d16_", 1)
@@ -139,7 +139,7 @@ def test_lds_race(missing):
 
 
 def test_lds_load_that_still_runs_at_a_barrier():
-    """It may read another wave's store after the barrier: LLVM's model orders completed loads only."""
+    """It may read a later store of another wave: LLVM's model orders only completed loads."""
     wait = "s_waitcnt lgkmcnt(0)\n"
     again = "{}\ns_barrier\nds_store_b32 v1, v1\n" + wait + STORE
     body = EXCHANGE.removesuffix(wait + STORE) + again
@@ -341,7 +341,7 @@ def test_same_value_from_several_waves_is_no_race():
 
 
 def test_reads_of_what_nothing_wrote():
-    """This tests global memory. FOUND has a kernel for LDS."""
+    """This tests global memory. FINDINGS has a kernel for LDS."""
     with pytest.raises(Trap, match="uninitialised"):
         execute(GOOD.replace("s[4:5]", "s[6:7]"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Entry points of the stand-in runtime, their errors, and what happens when a process ends."""
+"""Entry points of the stand-in runtime, their errors, and the end of its processes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def forever(flag):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The library's folder, add.hsaco and forever.hsaco."""
+    """A folder with the library, add.hsaco and forever.hsaco."""
     path = tmp_path_factory.mktemp("device")
     find_library(path / "lib")
     (path / "add.hsaco").write_bytes(code_object())
@@ -45,8 +45,8 @@ def scenario(folder: Path, name: str, *arguments, options=()) -> tuple[dict, str
 
 
 def test_memory(folder: Path) -> None:
-    found, _ = scenario(folder, "memory", options=["--memory", "0.0625"])
-    assert found == {
+    results, _ = scenario(folder, "memory", options=["--memory", "0.0625"])
+    assert results == {
         "readable on the host": 0x7FB57FB5,
         "copy": "hipSuccess",
         "copied": "xxx",
@@ -74,9 +74,9 @@ def test_memory(folder: Path) -> None:
 
 
 def test_handles(folder: Path) -> None:
-    found, _ = scenario(folder, "handles")
+    results, _ = scenario(folder, "handles")
     invalid = "hipErrorInvalidHandle"
-    assert found == {
+    assert results == {
         "create": "hipSuccess",
         "device": ["hipSuccess", 0],
         "device of none": "hipSuccess",
@@ -94,8 +94,8 @@ def test_handles(folder: Path) -> None:
 
 
 def test_launches(folder: Path) -> None:
-    found, text = scenario(folder, "add", folder / "add.hsaco")
-    assert found == {
+    results, text = scenario(folder, "add", folder / "add.hsaco")
+    assert results == {
         "launch": "hipSuccess",
         "sum": 3750,
         "no kernel": "hipErrorInvalidHandle",
@@ -112,34 +112,37 @@ def test_launches(folder: Path) -> None:
 
 
 def test_a_kernel_that_never_ends_is_stopped(folder: Path) -> None:
-    found, text = scenario(folder, "long", folder / "forever.hsaco", options=["--budget", "20000"])
-    assert found["launch"] == "hipErrorIllegalAddress"
+    results, text = scenario(
+        folder, "long", folder / "forever.hsaco", options=["--budget", "20000"]
+    )
+    assert results["launch"] == "hipErrorIllegalAddress"
     assert "budget: more than 20000 wave-instructions" in text
 
 
-def _servers(mark: str) -> list[int]:
-    """Processes of the emulator that were started for the client with this mark."""
-    found = []
+def _find_servers(mark: str) -> list[int]:
+    """Return the emulator's processes that were started for the client with this mark."""
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (
                 mark.encode() in (folder / "environ").read_bytes()
                 and b"device.server" in (folder / "cmdline").read_bytes()
             ):
-                found.append(int(folder.name))
+                processes.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return processes
 
 
-def _shared(process: int) -> set[Path]:
-    """The files of /dev/shm that a process has mapped."""
+def _list_shared_files(process: int) -> set[Path]:
+    """Return the files of /dev/shm that a process has mapped."""
     maps = Path(f"/proc/{process}/maps").read_text()
     return {Path(file) for file in re.findall(r"/dev/shm/\S+", maps)}
 
 
 def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
-    """Starts a scenario; returns once it has printed its first line."""
+    """Start a scenario, and return once it has printed its first line."""
+    library = str(find_library(folder / "lib"))
     process = subprocess.Popen(
         [
             sys.executable,
@@ -151,7 +154,7 @@ def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
             str(SCENARIOS),
             *map(str, arguments),
         ],
-        env=os.environ | {"STRIX_EMULATE_HIP": str(find_library(folder / "lib")), "STRIX_MARK": mark},
+        env=os.environ | {"STRIX_EMULATE_HIP": library, "STRIX_MARK": mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -169,24 +172,24 @@ def _until(condition) -> bool:
 
 
 def test_the_server_ends_with_its_client(folder: Path) -> None:
-    """Even in the middle of a kernel; and nothing is left behind."""
+    """It ends even in the middle of a kernel, and leaves no files."""
     mark = f"client-{os.getpid()}"
     client = _begin(folder, mark, "long", folder / "forever.hsaco")
-    (server,) = _servers(mark)
-    # that of these two alone: other processes of this machine make files there as well
-    shared = {file for process in (client.pid, server) for file in _shared(process)}
+    (server,) = _find_servers(mark)
+    # only these two processes: others of this machine have files there, too
+    shared = {file for process in (client.pid, server) for file in _list_shared_files(process)}
     client.kill()
     client.communicate()
-    assert _until(lambda: not _servers(mark))
+    assert _until(lambda: not _find_servers(mark))
     assert not [file for file in shared if file.exists()]
 
 
 def test_a_client_outlives_its_server(folder: Path) -> None:
     mark = f"server-{os.getpid()}"
     client = _begin(folder, mark, "wait", folder / "add.hsaco")
-    (server,) = _servers(mark)
+    (server,) = _find_servers(mark)
     os.kill(server, signal.SIGKILL)
-    assert _until(lambda: not _servers(mark))
+    assert _until(lambda: not _find_servers(mark))
     client.send_signal(signal.SIGUSR1)
     output, errors = client.communicate(timeout=600)
     assert json.loads(output) == {"launch": ["hipErrorUnknown"] * 2, "free": "hipErrorUnknown"}
@@ -207,14 +210,14 @@ def test_the_program_decides_the_exit_status(folder: Path) -> None:
 
 
 def test_a_python_that_cannot_serve_is_named(folder: Path) -> None:
-    broken = "STRIX_EMULATE_PYTHON=/bin/false"
-    done = run_emulated(folder, "env", broken, sys.executable, SCENARIOS, "add", folder / "add.hsaco")
+    command = ["env", "STRIX_EMULATE_PYTHON=/bin/false", sys.executable, SCENARIOS]
+    done = run_emulated(folder, *command, "add", folder / "add.hsaco")
     assert done.returncode == 1
     assert "cannot start the emulator: /bin/false -m strix_emulate.device.server" in done.stderr
 
 
 def _exports(path: Path) -> dict[str, str]:
-    """The symbol version of each name that a library exports."""
+    """Return the symbol version of each name that a library exports."""
     done = subprocess.run(
         ["readelf", "-Ws", "--dyn-syms", path], capture_output=True, text=True, check=True
     )
@@ -222,10 +225,11 @@ def _exports(path: Path) -> dict[str, str]:
 
 
 def test_exports_are_those_of_amds_library(folder: Path) -> None:
-    """Of HIP 7.2, where one is installed or STRIX_AMD_HIP names it."""
+    """The test needs AMD's library of HIP 7.2, installed or named by STRIX_AMD_HIP."""
     folders = ("/opt/rocm/lib", "/usr/lib/x86_64-linux-gnu", f"{sys.prefix}/lib")
     places = [os.environ.get("STRIX_AMD_HIP") or "", *(f"{x}/libamdhip64.so.7" for x in folders)]
-    real = [path for place in places if (path := Path(place).resolve()).match("*.so.7.2.*")]
+    paths = [Path(place).resolve() for place in places]
+    real = [path for path in paths if path.match("*.so.7.2.*")]
     if not real:
         pytest.skip("no libamdhip64.so.7.2 of AMD here; STRIX_AMD_HIP can name one")
     assert _exports(find_library(folder / "lib") / "libamdhip64.so.7") == _exports(real[0])
@@ -247,11 +251,11 @@ def test_every_name_is_exported_with_its_version(folder: Path) -> None:
 
 
 def test_the_table_of_entry_points_is_true() -> None:
-    made = load_builder()
-    assert (HIP / "ENTRY_POINTS.md").read_text() == made.table(), "python hip/build.py --table"
-    states = made.states()
+    build = load_builder()
+    assert (HIP / "ENTRY_POINTS.md").read_text() == build.table(), "python hip/build.py --table"
+    states = build.states()
     assert {"served", "hint", "absent", "refused"} == set(states.values())
-    # what Triton's driver and AOTriton's library import
+    # the functions that Triton's driver and AOTriton's library import
     for name in (
         "GetDevicePropertiesR0600",
         "ModuleLoadDataEx",

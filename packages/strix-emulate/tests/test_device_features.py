@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What HIP programs count on, one small program of tests/hip for each, on the emulated device."""
+"""Features that HIP programs need, tested by small programs of hip/ on the emulated device."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from device_support import (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """For the library and programs."""
+    """A folder for the library and programs."""
     path = tmp_path_factory.mktemp("features")
     find_library(path / "lib")
     return path
 
 
-#: By program, what it says; lines that begin with "!" are in what the emulator says.
+#: By program, the lines that it prints. A line with "!" is a part of the emulator's messages.
 PROGRAMS = {
     # captured streams and graphs
     "graph": [
@@ -75,13 +75,14 @@ PROGRAMS = {
 def test_programs(folder: Path, name: str) -> None:
     done = run_emulated(folder, build_hip_program(name, folder), folder / f"{name}.hsaco")
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [line for line in PROGRAMS[name] if line[0] != "!"]
-    assert done.stdout.splitlines() == said
-    assert all(line[1:] in done.stderr for line in PROGRAMS[name] if line not in said)
+    printed = [line for line in PROGRAMS[name] if line[0] != "!"]
+    messages = [line[1:] for line in PROGRAMS[name] if line[0] == "!"]
+    assert done.stdout.splitlines() == printed
+    assert all(message in done.stderr for message in messages)
 
 
 def test_what_is_refused_fails_later_calls(folder: Path) -> None:
-    """A caller who ignores the error must not compute with what was not done."""
+    """A caller who ignores the error must not compute with missing results."""
     program = link(folder, HIP_PROGRAMS / "refused.c", name="refused")
     done = run_emulated(folder, program)
     assert done.stdout == (
@@ -91,8 +92,8 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
         "strix-emulate: hipCreateTextureObject is not supported; all later calls fail\n"
     )
     rounds = ".amdhsa_float_round_mode_32 1"
-    made = assemble(folder, "rounds", ("rounds", "s_endpgm", 32), directive=rounds)
-    done = run_emulated(folder, program, made, "rounds")
+    code_object = assemble(folder, "rounds", ("rounds", "s_endpgm", 32), directive=rounds)
+    done = run_emulated(folder, program, code_object, "rounds")
     assert done.stdout == (
         "of no kernel: hipSuccess\nafter: hipErrorNotSupported, hipErrorNotSupported\n"
     )
@@ -100,40 +101,43 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
 
 
 def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
-    """The same code as one of ROCm's libraries, as torch's, as vLLM's and as another one."""
+    """The same code is tested as a library of ROCm, torch and vLLM, and as another library."""
     image = compile_device_code(HIP_PROGRAMS / "race.hip", folder / "race.hsaco")
     caller = folder / "caller.c"
     caller.write_text("int race(void);\nint main(void) { return race(); }\n")
-    found = {}
+    results = {}
     (folder / "vllm").mkdir()
     theirs = ("librocsolver.so.0", "libtorch_hip.so", "vllm/_C_stable_libtorch.abi3.so")
     for name in (*theirs, "libours.so"):
         build_host_program(HIP_PROGRAMS / "race.hip", image, folder, name, "-shared", "-fPIC")
         program = link(folder, caller, folder / name, f"-Wl,-rpath,{folder}", name="caller")
-        found[name] = run_emulated(folder, program), run_emulated(folder, program, options=["--no-checks", "race"])
+        without_race = run_emulated(folder, program, options=["--no-checks", "race"])
+        results[name] = run_emulated(folder, program), without_race
         if name == "librocsolver.so.0":
             strict = run_emulated(folder, program, options=["--strict"])
     for name in theirs:
-        noted, off = found[name]
+        noted, off = results[name]
         assert noted.stdout == "hipSuccess\n"
         assert noted.stderr.count("noted in _Z8exchangePi at 0x") == 1
         assert "strix-emulate: 2 launches; race noted 2 times in 1 places" in noted.stderr
         assert off.stderr == "strix-emulate: 2 launches; not checked: race\n"
-    ended, off = found["libours.so"]
+    ended, off = results["libours.so"]
     assert (strict.stdout, ended.stdout) == ("hipErrorIllegalAddress\n",) * 2
     assert "race: LDS cell" in ended.stderr and "race: LDS cell" in strict.stderr
     assert (off.stdout, off.stderr.count("not checked: race")) == ("hipSuccess\n", 1)
 
 
 def test_checks_of_kernels_that_headers_bring_only_note(folder: Path) -> None:
-    """rocPRIM's kernels are in the program; so is the same code outside of its namespace."""
+    """rocPRIM's kernels are part of the program. This kernel is in rocPRIM's namespace."""
     source, text = folder / "headers.hip", (HIP_PROGRAMS / "race.hip").read_text()
     text = text.replace('"hip.h"', f'"{HIP_PROGRAMS / "hip.h"}"')
     text = text.replace("__global__", "namespace rocprim {\n__global__")
     text = text.replace("t ^ 32];\n}", "t ^ 32];\n}\n}\nusing rocprim::exchange;")
     source.write_text(text + "int main() { return race(); }\n")
-    program = build_host_program(source, compile_device_code(source, folder / "headers.hsaco"), folder, "headers")
-    noted, strict = run_emulated(folder, program), run_emulated(folder, program, options=["--strict"])
+    image = compile_device_code(source, folder / "headers.hsaco")
+    program = build_host_program(source, image, folder, "headers")
+    noted = run_emulated(folder, program)
+    strict = run_emulated(folder, program, options=["--strict"])
     assert (noted.stdout, strict.stdout) == ("hipSuccess\n", "hipErrorIllegalAddress\n")
     assert noted.stderr.count("noted in _ZN7rocprim8exchangeEPi at 0x") == 1
 
@@ -171,8 +175,8 @@ def test_several_devices_and_peers(folder: Path) -> None:
 
 def test_what_kernels_ask_of_a_device(folder: Path) -> None:
     program = build_hip_program("kernel", folder)
-    said = {}
-    for what, expected in (
+    messages = {}
+    for feature, expected in (
         ("stack", "stack 1024\ntoo small: hipErrorIllegalAddress\n"),
         ("clocks", ""),
         ("managed", ""),
@@ -182,20 +186,20 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
         ("abort", "aborted: hipErrorLaunchFailure\n"),
         ("heap", "heap: hipErrorIllegalAddress\n"),
     ):
-        done = run_emulated(folder, program, what)
+        done = run_emulated(folder, program, feature)
         assert (done.returncode, done.stdout) == (0, expected), done.stdout + done.stderr
-        said[what] = done.stderr
-    assert "scratch offset" in said["stack"]
-    assert "noted in _Z7paddingPi at 0x" in said["padding"]
+        messages[feature] = done.stderr
+    assert "scratch offset" in messages["stack"]
+    assert "noted in _Z7paddingPi at 0x" in messages["padding"]
     strict = run_emulated(folder, program, "padding", options=["--strict"])
     assert (strict.stdout, "uninitialised: LDS" in strict.stderr) == (
         "padding: hipErrorIllegalAddress\n",
         True,
     )
-    assert "do not lie in an allocation" in said["freed"]
-    assert "grid.sync() in a launch that is not cooperative" in said["grid"]
-    assert "abort: the kernel called abort(), or an assertion in it failed" in said["abort"]
-    assert "the kernel has an argument for a missing feature: malloc" in said["heap"]
+    assert "do not lie in an allocation" in messages["freed"]
+    assert "grid.sync() in a launch that is not cooperative" in messages["grid"]
+    assert "abort: the kernel called abort(), or an assertion in it failed" in messages["abort"]
+    assert "the kernel has an argument for a missing feature: malloc" in messages["heap"]
 
 
 def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:
@@ -203,10 +207,11 @@ def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:
     library_ = Path(triton.__file__).parent / "backends/amd/lib/ockl.bc"
     linked = ["-Xclang", "-mlink-builtin-bitcode", "-Xclang", str(library_)]
     image = compile_device_code(HIP_PROGRAMS / "ockl.hip", folder / "ockl.hsaco", *linked)
-    done = run_emulated(folder, build_host_program(HIP_PROGRAMS / "ockl.hip", image, folder, "ockl"))
+    program = build_host_program(HIP_PROGRAMS / "ockl.hip", image, folder, "ockl")
+    done = run_emulated(folder, program)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stale: wave 0 of workgroup" in done.stderr
-    # workgroups come in any order
+    # workgroups may print in any order
     assert sorted(done.stdout.splitlines()[1:4]) == [
         "0 of kernel:   0.00, a,     0, 100%",
         "100 of kernel:  50.00, c,   640, 100%",

@@ -25,7 +25,7 @@ from test_images import DEVICE, HOST, bundle
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Holds the library, and the device code of program.hip: program.hsaco."""
+    """A folder with the library, and the device code of program.hip: program.hsaco."""
     path = tmp_path_factory.mktemp("programs")
     find_library(path / "lib")
     compile_device_code(HIP_PROGRAMS / "program.hip", path / "program.hsaco")
@@ -34,7 +34,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=["code object", "bundle"])
 def program(request, folder: Path) -> Path:
-    """program.hip as an executable, whose device code is embedded in either form."""
+    """program.hip as an executable, in which the device code is embedded in either form."""
     image = folder / "image"
     code = (folder / "program.hsaco").read_bytes()
     image.write_bytes(
@@ -54,7 +54,7 @@ def test_a_hip_program_computes(folder: Path, program: Path) -> None:
 
 
 def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
-    """conda's linker writes RPATH, which goes before LD_LIBRARY_PATH."""
+    """conda's linker writes RPATH, which has priority over LD_LIBRARY_PATH."""
     source = tmp_path / "real.c"
     names = [
         "ModuleLoad",
@@ -102,19 +102,22 @@ STORE = """s_load_b64 s[0:1], s[0:1], null
 
 
 def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
-    """Linked from assembly: a metadata note for each object, no sizes of functions, no size of
-    arguments in descriptors, and a kernel of wave64 beside others."""
+    """rocBLAS's files are linked from assembly.
+
+    They have a metadata note for each object, but no sizes of functions, and no sizes of arguments
+    in descriptors. A wave64 kernel may be beside others.
+    """
     kernels = (("one", 1, 32), ("two", 2, 32), ("wide", 3, 64))
     stores = [(name, STORE.format(value=value), wave) for name, value, wave in kernels]
-    made = assemble(tmp_path, "linked", *stores)
-    module = loader.parse_module(made.read_bytes(), "linked")
+    code_object = assemble(tmp_path, "linked", *stores)
+    module = loader.parse_module(code_object.read_bytes(), "linked")
     assert {name: kernel.width for name, kernel in module.kernels.items()} == {
         "one": 32,
         "two": 32,
         "wide": 64,
     }
     assert {kernel.kernarg for kernel in module.kernels.values()} == {8}
-    # no kernel is decoded for another's sake
+    # the code of other kernels is not decoded
     assert sum(size for _, size in module.kernels["one"].image.code) < 1024
     for name, value in (("two", 2), ("wide", 3)):
         out = np.zeros(64, np.int32)
@@ -129,16 +132,17 @@ def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, folder: Path, tmp_pat
     program = link(folder, HIP_PROGRAMS / "module.c", name=f"module-{gpu}")
     done = run_emulated(folder, program, image, options=["--target", gpu])
     assert (done.returncode, done.stdout) == (0, "c[299] 1196, launches 2\n"), done.stderr
-    other = "gfx1150" if gpu == "gfx1151" else "gfx1151"
-    refused = run_emulated(folder, program, image, options=["--target", other])
-    assert f"made for another GPU ({gpu}), the device is a {other}" in refused.stderr
+    other_gpu = "gfx1150" if gpu == "gfx1151" else "gfx1151"
+    refused = run_emulated(folder, program, image, options=["--target", other_gpu])
+    assert f"made for another GPU ({gpu}), the device is a {other_gpu}" in refused.stderr
     assert (refused.returncode, refused.stdout.count("device kernel image is invalid")) == (1, 1)
-    asks = tmp_path / "asks.c"
-    asks.write_text(
+    source_of_query = tmp_path / "asks.c"
+    source_of_query.write_text(
         '#include <stdio.h>\n#include "abi.h"\nint main(void) { hipDeviceProp_t p;'
         "hipGetDevicePropertiesR0600(&p, 0); "
         'printf("%s %d %d\\n", p.gcnArchName, p.multiProcessorCount, p.regsPerBlock); }\n'
     )
-    told = run_emulated(folder, link(folder, f"-I{HIP}", asks, name=f"asks-{gpu}"), options=["--target", gpu])
+    program = link(folder, f"-I{HIP}", source_of_query, name=f"asks-{gpu}")
+    done = run_emulated(folder, program, options=["--target", gpu])
     target = TARGETS[gpu]
-    assert told.stdout == f"{gpu} {target.processors} {target.registers * 128}\n", told.stderr
+    assert done.stdout == f"{gpu} {target.processors} {target.registers * 128}\n", done.stderr

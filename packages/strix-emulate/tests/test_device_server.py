@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The emulated device's server against broken and hostile clients: an error, never a traceback."""
+"""The server of the emulated device answers broken and hostile clients with an error."""
 
 import fcntl
 import mmap
@@ -21,7 +21,7 @@ ADD_SEALS, SEAL_SHRINK = 1033, 2
 
 
 def image(data: bytes) -> bytes:
-    """A request to load it, of a library without a name."""
+    """Return the data of a request to load a code object of a library without a name."""
     return protocol.ORIGIN.pack(0, 0) + data
 
 
@@ -41,14 +41,14 @@ class Client:
         return self.receive()
 
     def table(self, *entries: tuple[int, int, int], count: int | None = None) -> None:
-        """Writes the table of allocations."""
+        """Write the table of allocations."""
         number = len(entries) if count is None else count
         self.pool[:16] = np.frombuffer(struct.pack("<2Q", SIZE, number), np.uint8)
         rows = np.array([(*entry, 0, 0) for entry in entries], protocol.ENTRY).view(np.uint8)
         self.pool[protocol.HEADER : protocol.HEADER + len(rows)] = rows
 
     def load(self) -> int:
-        """Loads and places the kernel `add`, and returns its number."""
+        """Load and place the kernel `add`, and return its number."""
         status, data = self.ask(Operation.LOAD, image(code_object()))
         assert status == Status.SUCCESS
         module, _, size = protocol.LOADED.unpack(data)
@@ -59,7 +59,7 @@ class Client:
         return protocol.FUNCTION.unpack_from(data)[0]
 
     def finish(self) -> str:
-        """Closes the client's end; what the server wrote to standard error."""
+        """Close the client's end, and return the server's standard error."""
         self.socket.close()
         text = self.process.communicate(timeout=600)[1]
         assert "Traceback" not in text
@@ -86,19 +86,20 @@ def start(sealed: bool = True, size: int = SIZE, **variables: str) -> Client:
     return Client(process, ours, memory)
 
 
-def started(**variables: str) -> Client:
-    made = start(**variables)
-    assert made.receive() == (0, protocol.HELLO.pack(protocol.VERSION, 0))
-    return made
+def start_and_greet(**variables: str) -> Client:
+    """Start a server, and receive its greeting."""
+    client = start(**variables)
+    assert client.receive() == (0, protocol.HELLO.pack(protocol.VERSION, 0))
+    return client
 
 
 @pytest.fixture(scope="module")
 def client():
-    """One server takes everything that these tests send it, and ends well."""
-    made = started()
-    yield made
-    assert made.finish() == ""
-    assert made.process.returncode == 0
+    """A server for all tests that use this fixture. At the end it exits without an error."""
+    new_client = start_and_greet()
+    yield new_client
+    assert new_client.finish() == ""
+    assert new_client.process.returncode == 0
 
 
 def launch(function: int, grid=(1, 1, 1), block=(128, 1, 1), lds=0, arguments=b"") -> bytes:
@@ -106,7 +107,7 @@ def launch(function: int, grid=(1, 1, 1), block=(128, 1, 1), lds=0, arguments=b"
 
 
 def arrays(client: Client) -> tuple[list[np.ndarray], bytes]:
-    """Three of 1000 floats, the first two with numbers, and add's arguments."""
+    """Return three arrays of 1000 floats, two of them with numbers, and the arguments of add."""
     used = client.pool[protocol.HEADER : protocol.HEADER + 24].view(protocol.ENTRY)[0]
     first = (int(used["offset"]) + int(used["size"])) // 4096 * 4096 + 8192
     client.table(tuple(used)[:3], *((first + 8192 * i, 4000, Kind.DEVICE) for i in range(3)))
@@ -117,16 +118,16 @@ def arrays(client: Client) -> tuple[list[np.ndarray], bytes]:
 
 
 def test_a_launch_on_two_cores() -> None:
-    made = started(STRIX_EMULATE_CORES="2", STRIX_EMULATE_LOG="1")
-    function = made.load()
-    places, arguments = arrays(made)
-    assert made.ask(Operation.LAUNCH, launch(function, (8000, 1, 1), arguments=arguments))[0] == 0
+    client = start_and_greet(STRIX_EMULATE_CORES="2", STRIX_EMULATE_LOG="1")
+    function = client.load()
+    places, arguments = arrays(client)
+    assert client.ask(Operation.LAUNCH, launch(function, (8000, 1, 1), arguments=arguments))[0] == 0
     assert (places[2] == np.arange(1000) + 1).all()
-    assert "cores: 2" in made.finish()
+    assert "cores: 2" in client.finish()
 
 
-#: no module or kernel: of those the tests before may have loaded a hundred
-NOBODYS = 1 << 31
+#: The number of no module or kernel, although earlier tests may have loaded a hundred.
+UNUSED = 1 << 31
 BROKEN = {
     "no such request": (77, b""),
     "cut off": (Operation.LAUNCH, b"123"),
@@ -134,12 +135,12 @@ BROKEN = {
     "no code object": (Operation.LOAD, image(b"\x7fELF" + bytes(range(200)))),
     "bundle that ends early": (Operation.LOAD, image(b"__CLANG_OFFLOAD_BUNDLE__\xff\xff\xff\xff")),
     "damaged compressed bundle": (Operation.LOAD, image(b"CCOB\x02\x00\x01\x00" + b"\xff" * 40)),
-    "no such module": (Operation.FUNCTION, protocol.MODULE.pack(NOBODYS, 0) + b"add"),
-    "a name that is no text": (Operation.SYMBOL, protocol.MODULE.pack(NOBODYS, 0) + b"\xff\xfe"),
+    "no such module": (Operation.FUNCTION, protocol.MODULE.pack(UNUSED, 0) + b"add"),
+    "a name that is no text": (Operation.SYMBOL, protocol.MODULE.pack(UNUSED, 0) + b"\xff\xfe"),
     "place what is not there": (Operation.PLACE, protocol.PLACE.pack(9, 0, 1 << 63)),
-    "unload what is not there": (Operation.UNLOAD, protocol.MODULE.pack(NOBODYS, 0)),
-    "kernels of no module": (Operation.KERNELS, protocol.MODULE.pack(NOBODYS, 0)),
-    "no such kernel": (Operation.LAUNCH, launch(NOBODYS)),
+    "unload what is not there": (Operation.UNLOAD, protocol.MODULE.pack(UNUSED, 0)),
+    "kernels of no module": (Operation.KERNELS, protocol.MODULE.pack(UNUSED, 0)),
+    "no such kernel": (Operation.LAUNCH, launch(UNUSED)),
 }
 
 
@@ -147,7 +148,7 @@ BROKEN = {
 def test_broken_requests_are_refused(client: Client, name: str) -> None:
     status, text = client.ask(*BROKEN[name])
     assert status and text and b"internal" not in text
-    client.load()  # and the server goes on
+    client.load()  # the server still works
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_a_damaged_table_is_refused(client: Client, entries: list) -> None:
 
 
 def test_a_request_without_sense_ends_the_server() -> None:
-    client = started()
+    client = start_and_greet()
     client.socket.sendall(protocol.REQUEST.pack(1, 0, 2**60))
     status, text = client.receive()
     assert status and b"at most" in text
@@ -198,7 +199,7 @@ def test_a_request_without_sense_ends_the_server() -> None:
 
 
 def test_a_client_that_stops_in_the_middle() -> None:
-    client = started()
+    client = start_and_greet()
     client.socket.sendall(protocol.REQUEST.pack(1, 0, 1000) + b"half")
     assert client.finish() == ""
     assert client.process.returncode == 0
@@ -206,10 +207,10 @@ def test_a_client_that_stops_in_the_middle() -> None:
 
 @pytest.mark.parametrize("arguments", [{"sealed": False}, {"size": 4096}])
 def test_a_pool_that_could_shrink_is_refused(arguments: dict) -> None:
-    made = start(**arguments)
-    status, text = made.receive()
+    client = start(**arguments)
+    status, text = client.receive()
     assert status and b"sealed" in text
-    assert made.finish() == ""
+    assert client.finish() == ""
 
 
 def test_libraries_whose_findings_are_notes() -> None:

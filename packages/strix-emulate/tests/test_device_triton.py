@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Triton's unmodified AMD driver on the emulated device: see device_triton.py."""
+"""Run Triton's unmodified AMD driver on the emulated device, see device_triton.py."""
 
 import json
 import sys
@@ -17,12 +17,12 @@ def test_tritons_driver_computes(tmp_path: Path) -> None:
         TRITON_CACHE_DIR=str(tmp_path / "cache"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    assert found.pop("target") == ["gfx1151", 32]
-    assert found.pop("configurations") == 2
-    assert found.pop("pointers") == found.pop("autotuned") == 0
+    results = json.loads(done.stdout)
+    assert results.pop("target") == ["gfx1151", 32]
+    assert results.pop("configurations") == 2
+    assert results.pop("pointers") == results.pop("autotuned") == 0
     bounds = {"softmax": 1e-7, "matmul": 2e-5}
-    assert found.keys() == bounds.keys()
-    assert all(found[name] < bound for name, bound in bounds.items()), found
-    # the numbers come from the emulator: 3 launches, and those of the autotuner
+    assert results.keys() == bounds.keys()
+    assert all(results[name] < bound for name, bound in bounds.items()), results
+    # the emulator executed all launches: three, and those of the autotuner
     assert done.stderr.count("wave-instructions") >= 3 + 2 * 3 + 1

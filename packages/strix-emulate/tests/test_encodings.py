@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Operands and modifiers from the bytes, against LLVM's text of the same bytes.
+"""Compare operands and modifiers from the bytes with LLVM's text of the same bytes.
 
-Random fields in every opcode of every encoding that is executed. Where the two differ, one of them
-is wrong, and is named here.
+The bytes are random fields in every opcode of every encoding that is executed. NAMED lists the
+differences, and which side is wrong.
 """
 
 import random
@@ -37,7 +37,7 @@ ENCODINGS = {
     "MUBUF": (0xE0000000, 18, 8, 8),
     "FLAT": (0xDC000000, 18, 7, 8),
 }
-#: LLVM writes their fields in words
+#: Mnemonics whose fields LLVM prints as words.
 _VERBATIM = {
     "s_waitcnt",
     "s_delay_alu",
@@ -60,7 +60,7 @@ _WITHOUT_OPERANDS = {
     "s_wait_idle",
     "s_wakeup",
 }
-#: what random fields seldom or never are
+#: Instructions that random fields seldom or never produce.
 _REST = """
 ds_append v0 offset:8
 ds_consume v3
@@ -78,7 +78,7 @@ v_readlane_b32 s4, v1, s5
 
 
 def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
-    """16 bytes that begin with an instruction of that opcode, if there is one."""
+    """Return 16 bytes that begin with an instruction of an opcode, if it exists."""
     word, at, bits, size = ENCODINGS[kind]
     free = 0xFFFFFFFF & ~word & ~(((1 << bits) - 1) << at) & ((1 << at + bits) - 1)
     first = word | opcode << at | rng.getrandbits(32) & free
@@ -93,18 +93,18 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
     if kind[:3] == "VOP" and size == 8:
         a, b, c = (rng.choice((*_SOURCES, *[256 + rng.randrange(256)] * 20)) for _ in range(3))
         a = rng.choice((233, 250)) if kind != "VOPD" and rng.random() < 0.1 else a
-        # of VOPD there are two more registers
+        # VOPD has two more registers
         second = (
             second & ~0x1FF | a if kind == "VOPD" else second & ~0x7FFFFFF | a | b << 9 | c << 18
         )
         if kind == "VOPD":
             first = first & ~0x1FF | rng.choice((a, 256 + rng.randrange(256)))
         elif rng.random() < 0.5:
-            # no modifiers, as most have
+            # without modifiers, as in most instructions
             first = first & ~0x7F00
             second = second & 0x07FFFFFF
     if kind in ("DS", "MUBUF", "FLAT"):
-        # what an instruction does not use has to be 0
+        # fields that an instruction does not use have to be 0
         second &= rng.choice((0xFF, 0xFFFF, 0xFF00FFFF, 0xFF0000FF, 0xFFFFFF, 0xFFFFFFFF))
         if kind == "FLAT" and rng.random() < 0.5:
             second = second & ~0x7F0000 | 124 << 16
@@ -120,11 +120,11 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
 
 
 def _plain(op: Operand, bits: int) -> Operand:
-    """An operand without what LLVM's text leaves open: signs, and how 1/2pi is rounded."""
+    """Return an operand without facts that LLVM's text leaves open: signs, rounding of 1/2pi."""
     value = op.value
     if isinstance(value, float):
         if bits == 16:
-            # LLVM prints those of some instructions as a number
+            # for some instructions, LLVM prints the bits as an integer
             value = int(np.float16(value).view(np.uint16))
         value = round(value, 3)
     elif value not in APERTURES.values():
@@ -133,7 +133,7 @@ def _plain(op: Operand, bits: int) -> Operand:
 
 
 def _is_short(name: str) -> bool:
-    """Whether LLVM prints a constant of 16 bits as such."""
+    """Return whether LLVM prints constants with 16 bits."""
     return "16" in name.replace("x16", "") or name.startswith(("s_", "v_pk_", "v_align"))
 
 
@@ -141,13 +141,13 @@ _INTEGERS_TOO = ("ldexp", "class", "cvt_f", "cvt_pk_u8", "trig_preop")
 
 
 def _signless(name: str) -> bool:
-    """Whether some operand is an integer, of which LLVM prints no sign and nothing executes one."""
+    """Return whether an operand is an integer, whose sign LLVM does not print and nothing uses."""
     numbers = ("_f16", "_f32", "_f64", "bf16", "cndmask")
     return not any(n in name for n in numbers) or any(n in name for n in _INTEGERS_TOO)
 
 
 def difference(ins: Instruction) -> str:
-    """What LLVM's text says otherwise than the bytes, or ""."""
+    """Return the difference between LLVM's text and the bytes, or ""."""
     for part, text in zip(ins.pair or (ins,), ins.text.split(" :: "), strict=True):
         operands, modifiers = llvm_text.operands(text)
         for bits in (32, 16):
@@ -162,10 +162,10 @@ def difference(ins: Instruction) -> str:
         if mine != theirs:
             pairs = [f"{a} / {b}" for a, b in zip(mine, theirs, strict=False) if a != b]
             return f"operands {pairs}"
-        # the bytes have four bits, of which LLVM prints those that are used
+        # the bytes have four bits, of which LLVM prints the used ones
         mods = [dict(x) for x in (part.modifiers, modifiers)]
         if part.name.startswith("v_wmma"):
-            mods[1].pop("op_sel_hi", None)  # of no meaning there
+            mods[1].pop("op_sel_hi", None)  # it has no meaning for WMMA
         picks = [x.pop("op_sel", (0,)) for x in mods] if ins.code[3] >> 2 == 0x35 else [(), ()]
         if mods[0] != mods[1] or (
             any(picks[1]) and sorted(picks[0])[-sum(picks[1]) :] != [1] * sum(picks[1])
@@ -174,7 +174,7 @@ def difference(ins: Instruction) -> str:
     return ""
 
 
-#: (mnemonic, what is said): why they differ
+#: (start of the mnemonic, start of the message): the cause of the difference.
 NAMED = {
     ("flat_", "modifiers"): "ISA: FLAT's own offset has 12 bits; LLVM prints 13",
     ("v_fmac_f16", "operands"): "LLVM prints an inline constant's code for V_FMAC with DPP",
@@ -184,40 +184,40 @@ NAMED = {
 }
 
 
-def sample(each: int, seed: int):
-    """(instruction, its bytes) of every opcode that LLVM knows."""
+def sample(count: int, seed: int):
+    """Yield random instructions, `count` for each opcode, if LLVM knows it."""
     rng = random.Random(seed)
     for kind, (_, _, bits, _) in ENCODINGS.items():
         for opcode in range(1 << bits):
-            for _ in range(each):
+            for _ in range(count):
                 raw = encoded(rng, kind, opcode)
                 ((_, size, text),) = llvm.disassemble(raw, max_instructions=1)
                 if text:
                     yield read(raw[:size], " ".join(text.split()))
 
 
-def compare(each: int, seed: int) -> tuple[set[str], list[str]]:
-    """(mnemonics that were compared, differences without a name)."""
+def compare(count: int, seed: int) -> tuple[set[str], list[str]]:
+    """Return the compared mnemonics, and the differences that NAMED lacks."""
     names = set()
     differences = []
-    for ins in (*sample(each, seed), *selftest.assemble_and_decode(_REST)):
+    for ins in (*sample(count, seed), *selftest.assemble_and_decode(_REST)):
         if ins.unknown or ins.name in _VERBATIM:
             continue
         try:
             message = difference(ins)
         except Unknown:
-            continue  # what the reader of the text does not know
+            continue  # llvm_text does not know the operand or modifier
         names |= {half.name for half in ins.pair or (ins,)}
-        is_named = any(ins.name.startswith(n) and message.startswith(what) for n, what in NAMED)
+        is_named = any(ins.name.startswith(n) and message.startswith(m) for n, m in NAMED)
         if message and not is_named:
             differences.append(f"{ins.code.hex()} `{ins.text}`: {message}")
     return names, differences
 
 
 def test_bytes_and_text_agree_in_every_encoding():
-    names, differences = compare(each=24, seed=1)
+    names, differences = compare(count=24, seed=1)
     assert differences == []
-    # all that the machine executes and gfx1151 has
+    # all mnemonics that the machine executes and gfx1151 has
     real = selftest.real_mnemonics(program.supported_mnemonics())
     alias = {"v_cvt_pkrtz_f16_f32"}  # of v_cvt_pk_rtz_f16_f32
     assert real - names - _VERBATIM - alias <= _WITHOUT_OPERANDS
@@ -225,44 +225,44 @@ def test_bytes_and_text_agree_in_every_encoding():
 
 
 def test_no_instruction_begins_another():
-    """So what was disassembled before is known by its bytes, whatever stands behind them."""
+    """Disassembled instructions can therefore be cached by their bytes, whatever follows them."""
     rng = random.Random(2)
     _, texts = llvm._context(llvm.find_disassembler(), DEFAULT.name, 32)
-    for ins in sample(each=1, seed=2):
+    for ins in sample(count=1, seed=2):
         for length in range(4, len(ins.code) + 1, 4):
             raw = ins.code[:length] + rng.randbytes(20)
             texts.clear()
             ((at, size, text),) = llvm.disassemble(raw, max_instructions=1)
             if length == len(ins.code):
                 assert (size, " ".join(text.split())) == (length, ins.text)
-                # from what is remembered
+                # from the cache
                 assert llvm.disassemble(raw, max_instructions=1) == [(at, size, text)]
             else:
                 assert not text or size > length, ins
 
 
 def test_code_that_ends_in_a_literal_is_refused():
-    """LLVM 22.1.8 crashes on it."""
+    """LLVM 22.1.8 crashes on such code."""
     assert llvm.disassemble(bytes.fromhex("ff0280be")) == [(0, 4, "")]
 
 
 def test_a_difference_is_found(monkeypatch):
-    """A field that is read one bit beside its place."""
-    right = encodings._v
-    monkeypatch.setattr(encodings, "_v", lambda number: right(number ^ 1))
-    # a reader of its own: whoever reads the same bytes later gets what was remembered
+    """A field that is read one bit away from its place is found."""
+    correct = encodings._v
+    monkeypatch.setattr(encodings, "_v", lambda number: correct(number ^ 1))
+    # without the cache, from which later tests would get the wrong result for the same bytes
     monkeypatch.setattr(decode, "_read", decode._read.__wrapped__)
-    assert len(compare(each=1, seed=1)[1]) > 200
+    assert len(compare(count=1, seed=1)[1]) > 200
 
 
 def test_literals_of_multiply_and_add_are_the_bytes():
-    """LLVM 22.1.8 prints `v_fmaak_f16 v0.l, v0.l, v0.l, 0x28`, the bits of 40, as inline ones."""
-    # those that are codes of inline constants, and a sample of the rest
+    """LLVM 22.1.8 prints the literal 0x28 of `v_fmaak_f16 v0.l, v0.l, v0.l, 0x28` as inline 40."""
+    # all codes of inline constants, and a sample of other literals
     for literal in (*range(512), *range(0, 1 << 16, 37)):
         raw = struct.pack("<2I", 0x70000100, literal)
         ins = read(raw, " ".join(llvm.disassemble(raw)[0][2].split()))
         assert ins.operands[-1] == Operand("const", value=literal, literal=True), ins
-    # and what is executed
+    # execution uses the same literal
     bits = int(np.float16(1e-5).view(np.uint16))
     g = run(f"v_fmaak_f16 v1.l, v0.l, v0.l, {bits:#x}", v0=LANE * 0)
     assert (g.V[1][0] & 0xFFFF == bits).all()
@@ -270,6 +270,6 @@ def test_literals_of_multiply_and_add_are_the_bytes():
 
 @pytest.mark.parametrize("raw", ["050180be", "ff4880beb87d2917"])
 def test_what_llvm_finds_fault_with_is_refused(raw):
-    """A pair of scalar registers that begins at an odd one; a jump to a literal."""
+    """LLVM's text names an error: an odd pair of scalar registers, and a jump to a literal."""
     code = bytes.fromhex(raw)
     assert "LLVM" in read(code, llvm.disassemble(code)[0][2]).unknown

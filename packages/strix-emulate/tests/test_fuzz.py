@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Random kernels of fixed numbers give on the emulator what they give on the host (see `fuzz`)."""
+"""Compare random kernels of fixed numbers on the emulator and the host (see fuzz.py)."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ ENGINES = ("numpy", "C") if native.load_library() is not None else ("numpy",)
 
 
 def test_kernels_agree_with_the_host() -> None:
-    """Of few: a workflow draws 10,000 each night, and these are enough for the fault below."""
+    """Four kernels are enough for the fault below. Each night, a workflow compares 10,000."""
     assert list(map(str, fuzz.differences(find_clang(), range(4), ENGINES))) == []
 
 
@@ -24,9 +24,9 @@ def test_a_number_is_always_the_same_kernel() -> None:
 
 
 def test_a_fault_is_found(monkeypatch) -> None:
-    """Exclusive or that is wrong in one bit."""
-    wrong = ("u32", ("u32", "u32"), lambda a, b: a ^ b ^ 1)
-    monkeypatch.setitem(operations.TABLE, "v_xor_b32", wrong)
+    """An exclusive or that is wrong in one bit is found."""
+    wrong_xor = ("u32", ("u32", "u32"), lambda a, b: a ^ b ^ 1)
+    monkeypatch.setitem(operations.TABLE, "v_xor_b32", wrong_xor)
     monkeypatch.setattr(program, "_TRAITS", {})
     difference = next(fuzz.differences(find_clang(), range(4), ("numpy",)))
     assert "by numpy" in str(difference)
@@ -35,14 +35,14 @@ def test_a_fault_is_found(monkeypatch) -> None:
 
 
 def test_llvms_faults_are_told_from_ours() -> None:
-    """At 792 it is all four levels, at 885 -O0, at 9603 all others."""
+    """Kernel 792 differs at all four levels, 885 at -O0, and 9603 at the other three."""
     for number, operand, levels in ((792, "MINUEND", 4), (885, "DIVIDEND", 1), (9603, "LESSER", 3)):
         differences = fuzz.differences(find_clang(), range(number, number + 1), ENGINES[-1:])
         assert [x.fault for x in differences] == [fuzz.FAULTS[operand]] * levels
 
 
 def test_a_share_is_executed_in_all_ways(monkeypatch) -> None:
-    """The others by C alone, at -O0 without checks."""
+    """The other kernels are executed by C alone, and at -O0 without checks."""
     done = []
 
     def execute(_kernel, number, _expected, options) -> None:
@@ -50,9 +50,9 @@ def test_a_share_is_executed_in_all_ways(monkeypatch) -> None:
 
     monkeypatch.setattr(fuzz, "execute", execute)
     assert not list(fuzz.differences(find_clang(), range(3), ("numpy", "C"), 2))
-    whole = [(0, False, True), (0, True, True), (2, False, True), (2, True, True)]
-    assert done[:5] == [*whole[:2], (1, True, False), *whole[2:]]
-    assert done[5:] == [*whole[:2], (1, True, True), *whole[2:]] * 3
+    all_ways = [(0, False, True), (0, True, True), (2, False, True), (2, True, True)]
+    assert done[:5] == [*all_ways[:2], (1, True, False), *all_ways[2:]]
+    assert done[5:] == [*all_ways[:2], (1, True, True), *all_ways[2:]] * 3
 
 
 def test_as_a_command() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""printf of kernels: packets as the device libraries fill them, and what is none."""
+"""printf and malloc of kernels: packets as the device libraries fill them, and invalid ones."""
 
 import struct
 
@@ -9,7 +9,7 @@ from strix_emulate.device import hostcall
 from strix_emulate.device.hostcall import END, START, Hostcalls
 from strix_emulate.errors import Trap
 
-#: of a packet: 64-bit words of the buffer's head, of a header, and of payloads, by device libraries
+#: Offsets of packet headers and payloads in 64-bit words, as in the device libraries.
 HEADERS = (START + 4096) // 8
 PAYLOADS = (START + 8192) // 8
 READY = START // 8 + 4
@@ -19,14 +19,17 @@ ERROR = 1
 
 
 class Buffer:
-    """What waves and the server share; asks: a packet of one wave, answers by lane."""
+    """The buffer that waves and the server share."""
 
     def __init__(self):
         self.words = np.zeros(END // 8, np.uint64)
         self.calls = Hostcalls(self.words)
 
     def ask(self, lanes: dict[int, tuple], index: int = 1, service: int = 2) -> dict[int, int]:
-        """Serves a packet with these lanes: flags, number of a message and up to 7 words each."""
+        """Serve a packet of one wave, and return the answers by lane.
+
+        Each lane has flags, the number of a message, and up to 7 words.
+        """
         header = self.words[HEADERS + 3 * index :][:3]
         header[:] = [0, sum(1 << lane for lane in lanes), 1 << 32 | service]
         slots = {}
@@ -41,7 +44,7 @@ class Buffer:
 
 
 def words(text: bytes) -> list[int]:
-    """A text with its end, filled up to 8 bytes."""
+    """Return the words of a text with its final zero, padded to 8 bytes."""
     raw = text + b"\0" * (8 - len(text) % 8)
     return list(struct.unpack(f"<{len(raw) // 8}Q", raw))
 
@@ -55,19 +58,21 @@ def test_a_message_comes_in_parts_beside_another() -> None:
     long = b"one %s and %5.2f of %d%%\n"
     short = b"%c%-*u|\n"
     parts = [0, *words(long)]
-    begun = buffer.ask({0: (FIRST, 0, parts[:3]), 7: (FIRST, 0, [0])})
-    numbers = {lane: answer >> 8 for lane, answer in begun.items()}
+    first_answers = buffer.ask({0: (FIRST, 0, parts[:3]), 7: (FIRST, 0, [0])})
+    numbers = {lane: answer >> 8 for lane, answer in first_answers.items()}
     assert sorted(numbers.values()) == [0, 1]
-    assert not any(answer & FIRST for answer in begun.values()), "the next part would begin another"
+    assert not any(answer & FIRST for answer in first_answers.values()), (
+        "the next part would begin another"
+    )
     buffer.ask({0: (0, numbers[0], parts[3:])})
-    # the end of the second comes first
+    # the second message ends first
     done = buffer.ask({7: (LAST, numbers[7], [*words(short), ord("x"), 4, 21])})
     assert done == {7: len("x21  |\n")}
     assert buffer.calls.text == b"x21  |\n"
     buffer.ask({0: (0, numbers[0], words(b"a text of many bytes"))})
     buffer.ask({0: (LAST, numbers[0], [double(2.5), 9])})
     assert buffer.calls.text == b"x21  |\none a text of many bytes and  2.50 of 9%\n"
-    # numbers are free again
+    # the numbers of messages are used again
     assert buffer.ask({3: (FIRST, 5, [0])})[3] >> 8 == 0
 
 
@@ -131,6 +136,6 @@ def test_lanes_ask_for_memory_and_free_it() -> None:
 
     assert ask((0, 2 * MIB), (0, 2 * MIB)) == [4 * MIB, 6 * MIB]
     assert ask((4 * MIB, 0), (0, 4096)) == [0, 4 * MIB]
-    # without a heap, as null
+    # without a heap, malloc returns null
     buffer.calls = Hostcalls(buffer.words)
     assert ask((0, 100), (0, 100)) == [0, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Single instructions, where emulators went wrong and random operands of the oracles seldom go."""
+"""Single instructions with operands that emulators got wrong, and that oracles seldom generate."""
 
 from fractions import Fraction
 
@@ -13,7 +13,7 @@ from strix_emulate.code import decode
 from strix_emulate.errors import Trap
 from strix_emulate.memory.waves import LANES, SCALARS, constant_value
 
-#: LLVM's expansions of IEEE divisions: of v1 by v2 to v3, of v[0:1] by v[2:3] to v[4:5].
+#: LLVM's expansions of IEEE divisions: v3 = v1 / v2, and v[4:5] = v[0:1] / v[2:3].
 DIVISION = {
     "f32": """
     v_div_scale_f32 v3, null, v2, v2, v1
@@ -52,7 +52,7 @@ EDGES = {
     ("kind", "waves", "places"), [("f32", 500, (1, 2, 3)), ("f64", 8, (0, 2, 4))]
 )
 def test_division_rounds_correctly(kind, waves, places):
-    """With all of its scaling, of any numbers."""
+    """LLVM's expansion, with all of its scaling, rounds quotients of any numbers correctly."""
     words = int(kind[1:]) // 32
     edges = EDGES[kind]
     dtype = np.dtype(f"f{4 * words}")
@@ -85,7 +85,7 @@ def test_division_scale_flushes_where_the_kernel_does():
 
 def test_fma_rounds_once():
     a = np.float32(1 + 2**-12)
-    # a * a is a tie of float32, which only the tiny addend breaks
+    # a * a is halfway between two float32 numbers, and only the tiny addend decides
     for c, expected in (
         (2.0**-60, np.nextafter(np.float32(1 + 2**-11), np.float32(2))),
         (-(2.0**-60), np.float32(1 + 2**-11)),
@@ -114,7 +114,7 @@ def test_fma_of_float64_rounds_once():
 
 
 def test_exp_and_log_are_within_half_an_ulp():
-    """The document allows 1; numpy's vector code for float32 was up to 2.7 off."""
+    """The document allows an error of 1 ulp. numpy's vector code for float32 had up to 2.7."""
     x = np.linspace(0.01, 100, LANES * 40, dtype=np.float32).reshape(40, LANES)
     g = run("v_exp_f32 v2, v1\nv_log_f32 v3, v1", waves=40, v1=x)
     for register, exact_ in ((2, np.exp2(x.astype(float))), (3, np.log2(x.astype(float)))):
@@ -129,7 +129,7 @@ def test_denormals_follow_the_descriptor():
     flushed = run(text, mode={"denormals_32": False}, v1=tiny)
     assert (with_denormals.F[2][0] == tiny + tiny).all()
     assert (flushed.V[2][0] == 0).all()
-    # transcendental operations never have them
+    # transcendental operations never have denormals
     assert (with_denormals.F[3][0] == np.inf).all()
 
 
@@ -140,7 +140,7 @@ def test_output_modifiers():
     assert (g.F[3][0] == 36).all()
     assert (g.F[4][0] == 4.5).all()
     assert (g.V[5][0] == 0).all()
-    # without effect in IEEE mode, and where denormals are kept
+    # they have no effect in IEEE mode, and if denormals are kept
     for mode in ({}, flushing | {"ieee": True}, flushing | {"denormals_32": True}):
         g = run(scaled, mode=mode, v0=f32(-0.0), v1=f32(3))
         assert (g.F[3:5, 0] == 9).all()
@@ -148,17 +148,17 @@ def test_output_modifiers():
 
 
 def test_a_dot_product_of_halves_ignores_clamp():
-    """As hardware does: ROCm's device library always sets the bit."""
+    """Hardware ignores it, too: ROCm's device library always sets the bit."""
     ones = 0x3C003C00
     minus_two = 0xC000C000
     g = run("v_dot2_f32_f16 v2, v0, v1, 1.0 clamp", v0=ones, v1=minus_two)
     assert (g.F[2][0] == -3).all()
     g = run("v_dot2_f32_bf16 v2, v0, v1, 1.0 clamp", v0=0x3F803F80, v1=minus_two)
-    assert (g.F[2][0] == 0).all(), "of bfloat16 nobody has seen it"
+    assert (g.F[2][0] == 0).all(), "for bfloat16, no hardware is known to ignore it"
 
 
 @pytest.mark.parametrize(
-    ("name", "one", "two"),
+    ("name", "one_bits", "two_bits"),
     [
         ("bf16_bf16", 0x3F80, 0x4000),
         ("f16_f16", 0x3C00, 0x4000),
@@ -166,19 +166,19 @@ def test_a_dot_product_of_halves_ignores_clamp():
         ("f32_f16", 0x3C00, 2 << 29),
     ],
 )
-def test_a_fraction_in_a_dot_product_is_its_low_half(name, one, two):
-    """As Triton multiplies bfloat16; it was a float32, whose low half is 0."""
+def test_a_fraction_in_a_dot_product_is_its_low_half(name, one_bits, two_bits):
+    """Triton multiplies bfloat16 in this way. Once, the low half of a float32 was used, which is 0."""
     for sources in ("v0, 2.0", "2.0, v0"):
-        g = run(f"v_dot2_{name} v2, {sources}, 0", v0=one)
-        assert (g.V[2][0] & (0xFFFFFFFF if "f32" in name else 0xFFFF) == two).all()
+        g = run(f"v_dot2_{name} v2, {sources}, 0", v0=one_bits)
+        assert (g.V[2][0] & (0xFFFFFFFF if "f32" in name else 0xFFFF) == two_bits).all()
 
 
 @pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
 def test_signalling_nan_wins_over_a_number(kind):
-    """In IEEE mode; a quiet one loses (V_MAX_F32 and relatives)."""
+    """In IEEE mode, a signalling NaN is the result. A quiet NaN is not (V_MAX_F32 and others)."""
     high, bits = {"f16": (0, 16), "f32": (0, 32), "f64": (1, 32)}[kind]
     quiet = {"f16": 0x7E00, "f32": 0x7FC00000, "f64": 0x7FF80000}[kind]
-    one = {"f16": 0x3C00, "f32": 0x3F800000, "f64": 0x3FF00000}[kind]
+    one_bits = {"f16": 0x3C00, "f32": 0x3F800000, "f64": 0x3FF00000}[kind]
     signalling = quiet - (1 << {"f16": 9, "f32": 22, "f64": 19}[kind]) + 1
     half = ".l" if kind == "f16" else ""
     v = "v[{}:{}]".format if kind == "f64" else (lambda i, _: f"v{i}{half}")
@@ -191,17 +191,17 @@ def test_signalling_nan_wins_over_a_number(kind):
         **{f"v{i}": LANE * 0 for i in range(10)}
         | {
             f"v{high}": LANE * 0 + signalling,
-            f"v{2 + high}": LANE * 0 + one,
+            f"v{2 + high}": LANE * 0 + one_bits,
             f"v{4 + high}": LANE * 0 + quiet,
         },
     )
     mask = (1 << bits) - 1
     assert (g.V[6 + high][0] & mask == quiet).all()
-    assert (g.V[8 + high][0] & mask == one).all()
+    assert (g.V[8 + high][0] & mask == one_bits).all()
 
 
 def test_constants_of_packed_operations():
-    """What op_sel picks from: as LLVM's getInlineEncodingV216 has it."""
+    """op_sel selects from the halves that LLVM's getInlineEncodingV216 defines."""
     text = """
     v_pk_add_f16 v1, v0, 1.0
     v_pk_add_f16 v2, v0, 1.0 op_sel_hi:[1,0]
@@ -220,14 +220,14 @@ def test_constants_of_packed_operations():
         7: 0x000C000C,
     }
     assert {i: int(g.V[i][0, 0]) for i in expected} == expected
-    # of integers of 16 bits alone, too
+    # also for a single integer of 16 bits
     two = decode.Operand("const", value=2.0)
     assert constant_value(two, "u16") == 0
     assert constant_value(two, "f16") == 2
 
 
 def test_literals_that_an_inline_constant_would_do_for():
-    """LLVM prints them as lit(...)."""
+    """LLVM prints such literals as lit(...)."""
     ins = decode.read(
         bytes.fromhex("010013d600e5fd03 0000803f"), "v_fma_f32 v1, v0, 1.0, lit(0x3f800000)"
     )
@@ -250,7 +250,7 @@ def test_carries_through_dpp():
 
 
 def test_half_overflow_mode():
-    """FP16_OVFL: what overflows is the largest number; infinities stay."""
+    """With FP16_OVFL, an overflow gives the largest number, and infinities stay."""
     text = """
     s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1
     v_cvt_f16_f32 v2.l, v0
@@ -270,7 +270,7 @@ def test_half_overflow_mode():
 
 
 def test_a_mode_from_a_register_is_the_one_that_the_kernel_began_with():
-    """What MODE is depends on the code alone here: a register that says otherwise traps."""
+    """The emulator derives MODE from the code alone, so that a register with another mode traps."""
     text = "s_denorm_mode 0\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s2\nv_add_f32 v1, v0, v0"
     g = run(text, scalars={2: 15}, v0=LANE * 0 + 3)
     assert (g.V[1, 0] == 6).all()
@@ -279,7 +279,7 @@ def test_a_mode_from_a_register_is_the_one_that_the_kernel_began_with():
 
 
 def test_waves_say_where_they_run():
-    """HW_ID1, of which HIP's __smid() takes engine, array and processor."""
+    """HIP's __smid() reads engine, array and processor from HW_ID1."""
     registers = np.zeros((4, 6, LANES), np.uint32), np.zeros((SCALARS, 6, 1), np.uint32)
     waves = selftest.waves(*registers)
     waves.workgroup = np.array([0, 0, 1, 2, 4, 20])
@@ -298,8 +298,8 @@ def test_waves_say_where_they_run():
     ],
 )
 def test_a_picked_byte_may_be_a_sign_or_a_constant(selector, picked):
-    of = {"v0": LANE * 0 + 0x80000000, "v1": LANE * 0 + 0x8000, "v2": LANE * 0 + selector}
-    assert (run("v_perm_b32 v3, v0, v1, v2", **of).V[3] == picked).all()
+    registers = {"v0": LANE * 0 + 0x80000000, "v1": LANE * 0 + 0x8000, "v2": LANE * 0 + selector}
+    assert (run("v_perm_b32 v3, v0, v1, v2", **registers).V[3] == picked).all()
 
 
 def test_permlanex16_takes_its_lanes_from_a_literal():
@@ -310,7 +310,7 @@ def test_permlanex16_takes_its_lanes_from_a_literal():
 
 
 def test_negated_sources():
-    """Constants, literals, and a half that another type is mixed with."""
+    """Constants, literals, and a half in a mixed operation can be negated."""
     g = run("v_fma_f32 v2, v1, neg(0), -2.0\nv_mul_f32 v3, 0x40490fdb, v1", v1=f32(3))
     assert (g.F[2][0] == -2).all()
     assert (g.F[3][0] == np.float32(3) * np.float32(np.pi)).all()

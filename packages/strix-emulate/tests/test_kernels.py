@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole kernels, compiled by Triton there and then, and faults planted in them."""
+"""Whole kernels, compiled by Triton during the tests, and faults planted in them."""
 
 import fixtures
 import mutate
@@ -21,13 +21,13 @@ def test_attention(causal, size, gpu):
 
 
 def test_the_wrong_mask_is_seen():
-    """The control: a causal kernel against a reference that is not."""
+    """The control compares a causal kernel with a reference that is not causal."""
     (out, _), _ = fixtures.run_attention(True, fixtures.attention_case(True))
     assert np.abs(out - fixtures.attention_case(False)[1][0]).max() > 0.1
 
 
 def test_schedules_and_poison_do_not_change_results():
-    """What waves exchange does not depend on who runs first; what nothing wrote would be poison."""
+    """Results do not depend on the order of waves, or on memory that nothing wrote (poison)."""
     case = fixtures.attention_case(True, 100)
     plain, done = fixtures.run_attention(True, case)
     for options in (
@@ -43,7 +43,7 @@ def test_schedules_and_poison_do_not_change_results():
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "causal"])
 def attention(request):
-    """A kernel's instructions and a judge, on the cases whose shares docs/emulator.md gives."""
+    """A kernel's instructions and its judge, with the cases of the shares in docs/emulator.md."""
     causal = request.param
     cases = fixtures.mutation_cases(causal)
     runs = [fixtures.run_attention(causal, case) for case in cases]
@@ -73,7 +73,7 @@ def test_every_deleted_barrier_is_caught(attention):
 
 
 def test_every_deleted_wait_is_caught(attention):
-    """A quarter of them, for time; docs/emulator.md has the whole count."""
+    """A quarter of them is tested, to save time. docs/emulator.md has the whole count."""
     instructions, judge = attention
     busy, _ = mutate.busy_waits(instructions, judge)
     verdicts = mutate.judge_deletions(instructions, busy[::4], judge)
@@ -82,7 +82,7 @@ def test_every_deleted_wait_is_caught(attention):
 
 
 def test_most_random_deletions_are_caught(attention):
-    """Ten, for time; docs/emulator.md has the share of 200."""
+    """Ten are tested, to save time. docs/emulator.md has the share of 200."""
     instructions, judge = attention
     verdicts = mutate.judge_deletions(instructions, mutate.sample(instructions, 10), judge)
     assert verdicts.share >= 0.75, verdicts

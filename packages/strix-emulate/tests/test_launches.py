@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launches of one program after another, and those that do not end."""
+"""Repeated launches of one program, and launches that do not end."""
 
 import itertools
 import weakref
@@ -17,7 +17,7 @@ from strix_emulate.run.machine import Machine, Options
 from strix_emulate.run.program import Program
 from test_checks import LOAD, STORE, execute
 
-#: the flat atomic is numpy's where C is installed, too
+#: numpy executes the flat atomic even if C is installed.
 BODY = (
     LOAD
     + """
@@ -33,7 +33,7 @@ flat_atomic_or_b32 v[4:5], v3
 
 
 def launch(shared: Program, data: np.ndarray, length: int, **options):
-    """What the 64 threads store; the arena as a weak reference."""
+    """Return the numbers that the 64 threads store, and a weak reference to the arena."""
     kernel = replace(PLAIN, kernarg=16)
     arena = Arena(8192, shared.cell, True, False)
     source = arena.place(data.astype(np.uint32).view(np.uint8), WRITABLE)
@@ -54,16 +54,16 @@ def test_a_program_is_compiled_once(monkeypatch, native):
     for start in range(3):
         got, arena = launch(shared, np.arange(64) + start, 64, native=native)
         assert (got == 2 * (np.arange(64) + start)).all()
-        assert arena() is None, "a program that is kept keeps the memory of its last launch"
+        assert arena() is None, "a cached program must not keep the memory of its last launch"
     assert len(steps) == len(shared.instructions) - 1  # s_endpgm ends a block
-    # nor does a launch that traps leave anything behind
+    # a launch that traps does not change the program either
     with pytest.raises(Trap, match="bounds"):
         launch(shared, np.arange(64), 60, native=native)
     assert (launch(shared, np.arange(64), 64, native=native)[0] == 2 * np.arange(64)).all()
 
 
 def test_equal_instructions_are_read_and_made_once(monkeypatch):
-    """Unoptimised code has nine of ten instructions twice."""
+    """In unoptimised code, nine of ten instructions occur more than once."""
     read = []
     compiled_instructions = []
     fields = encodings.fields
@@ -77,12 +77,12 @@ def test_equal_instructions_are_read_and_made_once(monkeypatch):
     assert [ins.address for ins in instructions[:20]] == list(range(0, 160, 8))
     assert sum(name == "v_add_nc_u32" for _, name, _ in read) <= 1
     launch(Program(instructions), np.arange(64), 64, native=False)
-    # once for what is known of it, once for the memories of the launch
+    # once for its facts, and once for the memories of the launch
     assert sum(ins.name == "v_add_nc_u32" for ins in compiled_instructions) <= 2
 
 
 def test_a_launch_that_hangs_is_ended_by_the_clock(monkeypatch):
-    """One that goes on at each look, however fast this machine is."""
+    """A mock clock advances at each look, so that the speed of the machine does not matter."""
     looks = itertools.count()
     monkeypatch.setattr("strix_emulate.run.machine.time.monotonic", lambda: next(looks) / 100)
     forever = LOAD + "again:\ns_nop 0\ns_branch again\n" + STORE

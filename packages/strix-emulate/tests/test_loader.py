@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files that are no kernel for this machine: one clear message, and an exit code."""
+"""Files that are not kernels for this machine give one clear message, and an exit status."""
 
 import io
 import lzma
@@ -28,7 +28,7 @@ def elf() -> bytes:
 
 
 def command(*arguments, code: int) -> str:
-    """What the command line prints; it ends with that status."""
+    """Run the command line, check its exit status, and return its output."""
     output = io.StringIO()
     with (
         redirect_stdout(output),
@@ -43,7 +43,7 @@ def command(*arguments, code: int) -> str:
 
 
 def pack_aks2(entries: list[tuple[str, int, bytes]]) -> bytes:
-    """AOTriton's pack, as its own v3src reads it."""
+    """Return an AOTriton pack, in the format that AOTriton's v3src reads."""
     directory = b""
     blobs = b""
     for name, lds, blob in entries:
@@ -91,7 +91,7 @@ def test_damaged_packs(elf):
     for bad in (pack[:40], pack[:4] + b"\1" + pack[5:], pack[:12]):
         with pytest.raises(LoadError, match="AKS2"):
             loader.parse(bad, "pack")
-    # a directory of more entries than are there
+    # a directory that is shorter than its number of entries
     raw = lzma.decompress(pack[16:])[:20]
     for size in (19, 12, 0):
         cut = struct.pack("<4s3I", b"AKS2", size, 2, size) + lzma.compress(raw[:size])
@@ -100,11 +100,11 @@ def test_damaged_packs(elf):
 
 
 def test_another_gpu():
-    other, _ = fixtures.compile_kernel(
+    code_object, _ = fixtures.compile_kernel(
         fixtures.softmax, {"x": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}, "gfx1201"
     )
     with pytest.raises(LoadError, match=r"another GPU.*0x4e.*gfx1151 is 0x4a"):
-        loader.parse(other, "other")
+        loader.parse(code_object, "other")
 
 
 def test_not_an_amdgpu_file(elf):
@@ -124,7 +124,7 @@ def test_every_truncation_is_one_message(elf):
             kernels = loader.parse(elf[:size], "cut")
         except LoadError:
             continue
-        # what was cut off was none of what is read
+        # only bytes that are not read were cut off
         assert kernels == loader.parse(elf, "whole")
 
 
@@ -171,7 +171,7 @@ def test_command_line(elf, tmp_path):
 
 
 def process(*arguments, code: int, **environment) -> str:
-    """The same in a process of its own."""
+    """Run the command line in a process of its own, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", "from strix_emulate.cli import main; main()", *map(str, arguments)],
         capture_output=True,

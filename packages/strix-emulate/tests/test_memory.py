@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory beyond single accesses, which `selftest_memory` compares: ranges of buffers, apertures."""
+"""Memory beyond the single accesses of `selftest_memory`: ranges of buffers, apertures."""
 
 import os
 import struct
@@ -17,7 +17,7 @@ from test_checks import execute as launch
 
 
 def test_a_scalar_offset_lessens_a_buffer() -> None:
-    """Threads whose own offset is below the number of records less the scalar offset load."""
+    """A thread loads if its offset is below the number of records minus the scalar offset."""
     body = """
 s_mov_b32 s10, 0x140
 s_movk_i32 s12, 0x100
@@ -29,12 +29,12 @@ buffer_load_b32 v20, v1, s[8:11], s12 offen
 """
     out = bytes(256) + struct.pack("<192I", *range(1, 193))
     got = np.frombuffer(execute(body, bytes(512), out)[512:], np.uint32)[::4]
-    # thread i loads at 256 + 16 i, which the buffer has up to 320
+    # thread i loads at 256 + 16 i, and the buffer ends at 320
     assert got.tolist() == [1, 5, 9, 13, *[0] * 28]
 
 
 def records(first: str, resource: int, name: str = "load_b32 v20", wide: int = 16) -> list[int]:
-    """What threads find in 48 records, of which the buffer has 32, at an address of `first`."""
+    """Return the words that threads load from a buffer of 32 records, in an array of 48 records."""
     body = f"""
 v_mov_b32 v20, 0
 v_add_nc_u32 v30, 8, v0
@@ -50,21 +50,21 @@ buffer_{name}, {first}
     return np.frombuffer(both[0][512:1024], np.uint32)[::4].tolist()
 
 
-#: word 3 of a buffer: a format, and ranges by the index alone (without: by the offset, too)
+#: Word 3 of a buffer: a format, and a range by the index alone (otherwise also by the offset).
 FORMAT, BY_INDEX = 0x1000, 0x1000_0000
 
 
 def test_records_of_a_buffer() -> None:
-    """A thread's own record and seven behind it: those that the buffer has."""
-    there = [100 + 4 * (i + 8) for i in range(24)] + [0] * 8
-    assert records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX) == there
-    assert records("v30, s[8:11], 0 idxen", FORMAT) == there
-    # the scalar offset is no part of the range
-    assert records("v30, s[8:11], 4 idxen", FORMAT) == [x and x + 1 for x in there]
-    # 4 bytes behind every other half of four threads
-    offset = [x and x + i // 4 % 2 for i, x in enumerate(there)]
+    """Threads load the eighth record behind their own, if the buffer has it."""
+    loaded = [100 + 4 * (i + 8) for i in range(24)] + [0] * 8
+    assert records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX) == loaded
+    assert records("v30, s[8:11], 0 idxen", FORMAT) == loaded
+    # the scalar offset is not part of the range
+    assert records("v30, s[8:11], 4 idxen", FORMAT) == [x and x + 1 for x in loaded]
+    # in every other group of four threads, the offset is 4
+    offset = [x and x + i // 4 % 2 for i, x in enumerate(loaded)]
     assert records("v[30:31], s[8:11], 0 idxen offen", FORMAT | BY_INDEX) == offset
-    # an offset of 20 is in the next record, which only a range by the index allows
+    # an offset of 20 reaches the next record, which only a range by the index allows
     assert records("v30, s[8:11], 0 idxen offset:20", FORMAT | BY_INDEX)[:2] == [137, 141]
     assert records("v30, s[8:11], 0 idxen offset:20", FORMAT) == [0] * 32
     assert records("v30, s[8:11], 0 idxen", BY_INDEX) == [0] * 32
@@ -89,14 +89,14 @@ def test_a_buffer_that_is_swizzled() -> None:
 
 
 def test_records_that_nobody_has() -> None:
-    """Beyond the buffer's range no store happens; beyond the array, within the range, is a trap."""
-    found = records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0")
-    assert found == [0] * 32
+    """A store beyond the buffer's range does nothing. In range, but beyond the array, it traps."""
+    stored = records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0")
+    assert stored == [0] * 32
     with pytest.raises(Trap, match="do not lie in an argument's array"):
         records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, wide=160)
 
 
-#: v2 to v3: a flat address, of LDS for odd lanes, of scratch for every fourth, else of the output
+#: v[2:3] is a flat address: in LDS for odd lanes, in scratch for every fourth, else in the output.
 MIXED = """
 s_mov_b64 s[12:13], src_shared_base
 s_mov_b64 s[14:15], src_private_base
@@ -148,7 +148,7 @@ def test_the_counter_of_a_flat_load_is_that_of_its_aperture(where, wait):
 
 
 def test_a_flat_store_to_lds_ends_with_lgkmcnt():
-    """And is a race where nothing waits for it before the barrier."""
+    """Without such a wait before the barrier, it is a race."""
     store = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v4, v1\nv_mov_b32 v5, s13\n"
     store += "flat_store_b32 v[4:5], v0\ns_waitcnt {}\ns_barrier"
     body = EXCHANGE.replace("ds_store_b32 v1, v0\ns_waitcnt lgkmcnt(0)\ns_barrier", store)
@@ -163,7 +163,7 @@ def test_half_of_an_aperture_is_refused():
 
 
 def test_append_counts_the_lanes_of_every_wave():
-    """Each of two waves gets what it found; the order of them is open, the sum is not."""
+    """Each of two waves gets the counter's previous value. Either wave may be the first."""
     body = (
         LOAD
         + """
@@ -178,8 +178,8 @@ def test_append_counts_the_lanes_of_every_wave():
     """
         + STORE
     )
-    found = launch(body).reshape(2, 32)
-    assert (found == found[:, :1]).all() and sorted(found[:, 0]) == [100, 132]
+    counters = launch(body).reshape(2, 32)
+    assert (counters == counters[:, :1]).all() and sorted(counters[:, 0]) == [100, 132]
     with pytest.raises(Trap, match=r"modifiers \['gds'\]"):
         run("ds_append v2 gds")
 
@@ -193,7 +193,7 @@ PAGEMAPS = {"whole": os.pread, "hidden": hide, "cut off": lambda *words: os.prea
 
 @pytest.mark.parametrize("pagemap", PAGEMAPS)
 def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatch) -> None:
-    """Its pages: those that were touched are cleared, wherever they lie."""
+    """All touched pages of the shadow are cleared."""
     monkeypatch.setattr(pages, "os", SimpleNamespace(pread=PAGEMAPS[pagemap]))
     monkeypatch.setattr(pages, "_cache", {})
     first = Memory("memory", (4 << 20) - 4)

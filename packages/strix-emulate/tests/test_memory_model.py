@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Locks, and what the caches of a GPU may hide: programs of clang's, by LLVM's memory model."""
+"""Locks, and stores that a GPU's caches may hide, in programs of clang by LLVM's memory model."""
 
 import re
 
@@ -13,14 +13,14 @@ from strix_emulate.run.program import decode_kernel
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory) -> dict[str, Kernel]:
-    load_builder()  # the programs take declarations of the runtime's sources
-    made = tmp_path_factory.mktemp("model") / "model.hsaco"
-    compile_device_code(HIP_PROGRAMS / "model.hip", made)
-    return loader.parse_module(made.read_bytes(), "model").kernels
+    load_builder()  # the programs include declarations of the runtime's sources
+    code_object = tmp_path_factory.mktemp("model") / "model.hsaco"
+    compile_device_code(HIP_PROGRAMS / "model.hip", code_object)
+    return loader.parse_module(code_object.read_bytes(), "model").kernels
 
 
 def run(kernel: Kernel, groups: int, threads: int, **options):
-    """Returns word 32 of 256, and what was found."""
+    """Return word 32 of 256, and the findings."""
     data = np.zeros(256, np.int32)
     done = launch(
         kernel,
@@ -60,14 +60,16 @@ def test_a_message_that_is_acquired_is_right(kernels) -> None:
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("name", ["no_acquire", "relaxed", "small_scope", "old_line", "an_atomic"])
 def test_what_a_cache_may_hide_is_found(kernels, name, native) -> None:
-    """With both places: of the load, and of what stored there last."""
-    wrote = "global_atomic_add_u32" if name == "an_atomic" else "global_store_b32"
-    both = rf"global_load_b32 .*stale.* at 0x[\da-f]+ `{wrote} v.*no buffer_gl1_inv and buffer_gl0"
-    with pytest.raises(Trap, match=both) as found:
+    """The message has the places of the load, and of the last store to the same word."""
+    store = "global_atomic_add_u32" if name == "an_atomic" else "global_store_b32"
+    places = (
+        rf"global_load_b32 .*stale.* at 0x[\da-f]+ `{store} v.*no buffer_gl1_inv and buffer_gl0"
+    )
+    with pytest.raises(Trap, match=places) as trap:
         run(kernels[name], 2, 32, native=native)
-    # the flag's store is not the message's
+    # the named store is the message's, and not the flag's
     text = {ins.address: ins.text for ins in decode_kernel(kernels[name])}
-    address, named = re.findall(r"at (0x[\da-f]+) `(.*?)`", str(found.value))[-1]
+    address, named = re.findall(r"at (0x[\da-f]+) `(.*?)`", str(trap.value))[-1]
     assert text[int(address, 16)] == named and "offset:256" in named
     got, notes = run(kernels[name], 2, 32, lenient=True)
     assert got == 7 and [note.check for note in notes] == ["stale"]
@@ -81,16 +83,16 @@ def test_a_plain_load_of_lds_beside_atomics_is_a_race(kernels) -> None:
 
 @pytest.mark.parametrize("native", [False, True])
 def test_storage_of_two_reductions_needs_a_barrier_between(kernels, native) -> None:
-    """Of a block: what a radix top-k of HeCBench leaves out is a race, and no false alarm."""
-    right = kernels["storage_reused_behind_a_barrier"]
-    assert run(right, 1, 128, native=native) == (128 * 1000 + 256, [])
+    """The missing barrier of a radix top-k in HeCBench is a race, and not a false alarm."""
+    correct_kernel = kernels["storage_reused_behind_a_barrier"]
+    assert run(correct_kernel, 1, 128, native=native) == (128 * 1000 + 256, [])
     with pytest.raises(Trap, match=r"ds_store_b32.*race: LDS cell .* after a read by"):
         run(kernels["storage_reused"], 1, 128, native=native)
 
 
 @pytest.mark.parametrize("native", [False, True])
 def test_a_search_without_a_bound_leaves_its_array(kernels, native) -> None:
-    """As in HeCBench's merge, whose short arrays are read behind their ends."""
+    """HeCBench's merge reads behind the ends of short arrays in this way."""
     data = np.zeros(256, np.int32)
     data[64:] = 1
     data[65:96] = 5
@@ -108,7 +110,7 @@ def swaps(tmp_path_factory) -> dict[str, Kernel]:
     return loader.parse_module(path.read_bytes(), "swaps").kernels
 
 
-#: of swaps.hip: whose swaps compare what a plain load gave
+#: Kernels of swaps.hip whose swaps compare the result of a plain load.
 SWAPS = [
     "uniform_word",
     "uniform_pair",
@@ -128,7 +130,7 @@ SWAPS = [
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("name", SWAPS)
 def test_the_first_load_of_a_swap_loop_is_no_race(swaps, name, native) -> None:
-    """However it loads: scalar registers, pairs, several words, other offsets, unrolled."""
+    """This holds for any load: to scalar registers, of pairs, several words, or other offsets."""
     kind = {"native": native, "batch": 8}
     assert run(swaps[name], 12, 64, **kind) == (24, [])
 
@@ -154,11 +156,11 @@ def stacks(tmp_path_factory) -> dict[str, Kernel]:
     "name", ["by_index", "by_negative_index", "by_recursion", "by_pointer", "by_length"]
 )
 def test_a_lane_that_leaves_its_stack_traps(stacks, name, checks, native) -> None:
-    """Optimised, with arrays and calls that stay: at the end of what the kernel or HIP asks for."""
+    """The kernels are optimised. Their stacks have the size that the kernel or HIP requests."""
 
-    def reach(far: int) -> int:
+    def reach(distance: int) -> int:
         data = np.zeros(64, np.int32)
-        data[1] = far
+        data[1] = distance
         launch(
             stacks[name],
             (1,),

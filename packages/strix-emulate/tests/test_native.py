@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""C against numpy: every operation bit for bit, whole kernels, and what happens without C."""
+"""Compare C with numpy: every operation bit for bit, and whole kernels. Also test without C."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from test_checks import LOAD, STORE, execute
 
 @pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory):
-    """The installed libstrix-emulate, or one that is compiled here and now."""
+    """Use the installed libstrix-emulate, or compile one."""
     if native.load_library() is not None:
         yield
         return
@@ -42,7 +42,7 @@ def installed(tmp_path_factory):
 
 @pytest.fixture
 def library():
-    """The one in use, which a test before may have had loaded again."""
+    """The library in use. An earlier test may have reloaded it."""
     return native.load_library()
 
 
@@ -57,7 +57,8 @@ def test_every_operation_gives_what_numpy_gives(width):
     report = native_check.run(2400, width=width)
     assert report.differences == []
     assert len(report.compared) >= 400
-    # numpy's: comparisons of nothing, 16 bits of scalar registers, dot products, output modifiers
+    # numpy executes constant comparisons, 16 bits of scalar registers, dot products, and output
+    # modifiers
     assert {
         name
         for name in report.numpy_only
@@ -76,13 +77,13 @@ def test_every_operation_gives_what_numpy_gives(width):
 
 
 def test_a_wrong_operation_is_seen(library, monkeypatch):
-    """The control: a handler in another's place."""
+    """The control replaces a handler by another one."""
     monkeypatch.setattr(program, "_TRAITS", {})
     monkeypatch.setitem(library.functions, "v_add_f32", library.functions["v_sub_f32"])
     assert any("v_add_f32" in text for text in native_check.run(2400, seed=2).differences)
 
 
-#: four lanes share each cell, some are not active; what each found is stored apart
+#: Four lanes share each cell, and some are not active. Each lane stores its result separately.
 _SHARED = """
 v_and_b32 v1, 0x70, v1
 v_add_co_u32 v2, vcc_lo, s6, v1
@@ -93,13 +94,21 @@ _APART = "s_mov_b32 exec_lo, -1\nv_lshlrev_b32 v1, 4, v0\n"
 
 
 def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
-    """Loads, stores and atomics whose results differ in C and numpy; which numpy executed in C's
-    place, and of LDS by a flat address. names: a pattern."""
+    """Compare loads, stores and atomics in C and numpy.
+
+    Args:
+        checks: Whether checks are on.
+        names: A pattern of mnemonics.
+
+    Returns:
+        The mnemonics whose results differ, and those that numpy executed in C's place; "of LDS" is
+        appended to flat accesses of LDS.
+    """
     by_numpy = set()
     differences = []
     original = native_check.Step.execute
     cases = [case for case in selftest_memory.cases() if re.match(names, case.mnemonic)]
-    # what other waves change is asked for with GLC
+    # loads of words that other waves change have GLC
     pattern = r"((global|buffer|flat)_load.*)"
     loads = [
         replace(case, body=re.sub(pattern, r"\1 glc", case.body))
@@ -108,12 +117,12 @@ def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
     ]
     for case in (*cases, *loads):
         body = _SHARED + case.body + _APART
-        where = " of LDS" * (selftest_memory.IN_LDS in body)
+        suffix = " of LDS" * (selftest_memory.IN_LDS in body)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 native_check.Step,
                 "execute",
-                lambda self, g, checks, at=where: (
+                lambda self, g, checks, at=suffix: (
                     by_numpy.add(self.instruction.name + at),
                     original(self, g, checks),
                 ),
@@ -133,7 +142,7 @@ def test_every_access_gives_what_numpy_gives(checks):
 
 
 def test_a_wrong_atomic_is_seen(library, monkeypatch):
-    """The control."""
+    """The control replaces an atomic by another one."""
     monkeypatch.setattr(program, "_TRAITS", {})
     monkeypatch.setitem(library.functions, "atomic_add_u32", library.functions["atomic_sub_u32"])
     assert differing(False, "(ds|global_atomic)_add_u32")[0] == ["ds_add_u32"] + 2 * [
@@ -143,7 +152,7 @@ def test_a_wrong_atomic_is_seen(library, monkeypatch):
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_locks_and_counters_give_the_same_bits(checks):
-    """Waves of several workgroups that wait for each other, and a sum of the last one."""
+    """Waves of several workgroups wait for each other, and the last one computes a sum."""
     results = []
     x = np.arange(8 * 128, dtype=np.int32)
     for by_c in (True, False):
@@ -172,9 +181,9 @@ def test_locks_and_counters_give_the_same_bits(checks):
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch):
-    """Where each wave's cells lie behind those of the one before; numpy took most of the time.
+    """C checks it if each wave's cells follow those of the previous wave.
 
-    Without the lock it is a race, as by numpy.
+    Once, numpy did this, which took most of the time. Without the lock both find a race.
     """
     by_numpy = []
     step = native_check.Step.execute
@@ -198,7 +207,7 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
         )
         assert (out == 8).all() and done.notes == []
         accesses = {name for name in by_numpy if name.startswith(("global_", "buffer_", "ds_"))}
-        # caches are emptied by numpy
+        # numpy invalidates caches
         assert (by_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
         with pytest.raises(Trap, match="race"):
             zoo.run(
@@ -224,7 +233,7 @@ def test_kernels_give_the_same_bits(causal, checks):
 
 
 def test_most_of_a_kernel_is_executed_by_c():
-    """Not by falling back: at most one in ten wave-instructions is numpy's."""
+    """At most one in ten wave-instructions falls back to numpy."""
     calls = []
     original = native_check.Step.execute
     with pytest.MonkeyPatch.context() as patch:
@@ -237,7 +246,7 @@ def test_most_of_a_kernel_is_executed_by_c():
     assert sum(calls) < done.executed / 10
 
 
-#: s8 counts the turns; `late` is where the 15th goes instead of on
+#: s8 counts the turns. The 15th turn branches to `late`.
 _TURNS = (
     LOAD
     + """
@@ -259,7 +268,7 @@ s_cbranch_scc1 again
 
 @pytest.fixture
 def traced(monkeypatch):
-    """How many blocks each execution of a trace went through."""
+    """A list with the number of blocks that each execution of a trace went through."""
     entered = []
     monkeypatch.setattr(
         traces.Trace,
@@ -291,7 +300,7 @@ def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
 
 
 def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
-    """Of the last turn, and of one that leaves the trace before its end; each has its own place."""
+    """The store is of the last turn, or of a turn that leaves the trace early."""
     store = """s_waitcnt lgkmcnt(0)
     s_lshl_b32 s9, s8, 8
     v_add_nc_u32 v6, s9, v1
@@ -310,14 +319,14 @@ def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
         assert max(traced) > 0
         with pytest.raises(Trap, match=r"race.*a write"):
             execute(_TURNS.format(store, end.format("")), lds=8192)
-    # stores of the turn before, to which the 15th adds none
+    # stores of the previous turn: the 15th turn has none
     before = f"s_branch over\nlate:\n{exchange.format('')}\ns_branch join\nover:"
     with pytest.raises(Trap, match=r"race.*a write"):
         execute(_TURNS.format(store, before), lds=8192)
 
 
 def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
-    """A wait, the bounds, and what numpy executes in the middle of a trace."""
+    """Traces find a missing wait and wrong bounds, and numpy may execute parts of a trace."""
     load = "global_load_b32 v2, v1, s[4:5]\ns_nop 0\ns_branch wait\nwait:\ns_waitcnt vmcnt(0)"
     late = "s_branch over\nlate:\n{}\nover:"
     for place, word in (
@@ -328,7 +337,7 @@ def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
         with pytest.raises(Trap, match=word):
             execute(_TURNS.format(load, late.format(place)))
         assert traced
-    # waves of two workgroups store the same values: numpy's, and each time
+    # waves of several workgroups store the same values, which numpy executes each time
     store = (
         load + "\nglobal_store_b32 v1, v2, s[6:7]\ns_nop 1\ns_branch more\nmore:\nv_mov_b32 v5, v2"
     )
@@ -363,7 +372,7 @@ def test_where_there_is_none_numpy_says_so(tmp_path, monkeypatch):
 
 
 def test_translation():
-    """C says what numpy would do; what cannot be said is refused."""
+    """A function is translated to C that does the same as numpy, or is refused."""
     text = translate.loop("f", lambda a, b: np.where(a > b, a, b + 1), ["u4"], ["u4", "u4"])
     assert "s0[l]" in text and ">" in text and "?" in text
     for function in (

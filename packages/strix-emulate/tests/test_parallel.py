@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Workgroups on two cores: what one core gives, and what stays on one."""
+"""Workgroups on two cores give the results of one core. Some launches stay on one core."""
 
 import os
 
@@ -11,7 +11,7 @@ from strix_emulate import Buffer, Options, launch, statistics
 from strix_emulate.errors import Trap
 from strix_emulate.run import parallel
 
-#: s[4:5] is the array; v1 is 4 times the workgroup's number, v2 that of its pair: 0, 1 1, 2 2 ...
+#: s[4:5] is the array. v1 is 4 times the workgroup's number, v2 4 times its pair's: 0, 1 1, 2 2 ...
 START = """
 s_load_b64 s[4:5], s[0:1], 0x0
 s_lshl_b32 s6, s2, 2
@@ -40,7 +40,7 @@ def small_kernels_are_worth_it(monkeypatch):
 
 
 def execute(body: str, cores: int, words: int = 32, checks: bool = True, budget: int = 10_000):
-    """Nine workgroups of one wave, one at a time; gives the array and the launch."""
+    """Run nine workgroups of one wave, one at a time; return the array and the launch."""
     kernel = selftest.kernel(START + body + END, pointers=1)
     data = np.zeros(words, np.uint32)
     options = Options(budget=budget, batch=1, cores=cores, checks=checks)
@@ -48,60 +48,60 @@ def execute(body: str, cores: int, words: int = 32, checks: bool = True, budget:
 
 
 def trap(body: str, cores: int, **more) -> str:
-    with pytest.raises(Trap) as found:
+    with pytest.raises(Trap) as raised:
         execute(body, cores, **more)
-    return str(found.value)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_results_and_counts_are_those_of_one_core(checks):
     case = fixtures.attention_case(True, 127)
-    found = []
+    results = []
     for cores in (1, 2):
         options = Options(checks=checks, cores=cores, batch=1)
         outs, done = fixtures.run_attention(True, case, options=options)
         entered = {at: block.entered for at, block in done.blocks.items() if block.entered}
-        found.append(([x.tobytes() for x in outs], done.executed, entered))
+        results.append(([x.tobytes() for x in outs], done.executed, entered))
         assert done.cores == cores and not done.one_core_reason
         assert statistics.describe_launch(done)["cores"] == cores
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 def test_stores_next_to_each_other_are_no_race():
     for checks in (False, True):
         data, done = execute(COUNT, 2, checks=checks)
         assert done.cores == 2 and (data[16:25] == 1).all() and data.sum() == 9
-        # nor are loads of one word
+        # loads of one word are no race either
         both = "v_mov_b32 v2, 0\nglobal_load_b32 v5, v2, s[4:5]\n"
         assert execute(both, 2, checks=checks)[1].cores == 2
 
 
 def test_a_race_between_processes_is_the_trap_of_one_core(monkeypatch):
-    # 1 and 2 write one word, and neither does with 0, which comes before the processes
+    # workgroups 1 and 2 write one word; workgroup 0, which runs before the processes, does not
     body = "global_store_b32 v2, v4, s[4:5]\n"
     text = trap(body, 1)
     assert "race" in text and "workgroup 1" in text
     assert trap(body, 2) == text
-    # the control: without the comparison nothing is found
+    # the control: without the comparison, no race is found
     monkeypatch.setattr(parallel, "_has_conflict", lambda _rows: False)
     assert execute(body, 2)[1].cores == 2
 
 
 def test_reads_of_what_another_process_writes_are_a_race():
-    # 2 reads what 1 writes
+    # workgroup 2 reads a word that workgroup 1 writes
     body = "global_load_b32 v5, v2, s[4:5]\ns_waitcnt vmcnt(0)\ns_cmp_eq_u32 s2, 1\n"
     body += "s_cbranch_scc0 1f\nglobal_store_b32 v1, v4, s[4:5]\n1:\n"
     used = body + "global_store_b32 v1, v5, s[4:5] offset:64\n"
     assert "race" in trap(used, 1)
     assert trap(used, 2) == trap(used, 1)
-    # what it reads reaches no store
+    # the loaded value reaches no store
     for cores in (1, 2):
         _, done = execute(body, cores)
         assert done.cores == 1 and [note.check for note in done.notes] == ["race"]
 
 
 def test_what_processes_did_is_undone_before_one_core_does_it():
-    # the same value in one place is no race, but no matter of one process
+    # the same value in one place is no race, but only one core can decide that
     body = COUNT + "global_store_b32 v2, v3, s[4:5]\n"
     alone, _ = execute(body, 1)
     data, done = execute(body, 2)
@@ -115,7 +115,7 @@ def test_other_traps_are_those_of_one_core(checks):
     text = trap(COUNT, 1, words=23, checks=checks)
     assert "bounds" in text and "workgroup 7" in text
     assert trap(COUNT, 2, words=23, checks=checks) == text
-    # one of them goes on for ever; or only all together are too many
+    # one workgroup never ends; or only all of them together exceed the budget
     loop = "1:\ns_cmp_eq_u32 s2, 6\ns_cbranch_scc1 1b\n"
     assert "budget" in trap(loop, 2, checks=checks)
     count = execute(COUNT, 1)[1].executed
@@ -127,12 +127,12 @@ def test_a_block_that_one_process_finds_is_counted():
     """The last five workgroups jump behind the first instruction of a block."""
     jump = "s_getpc_b64 s[8:9]\ns_add_u32 s8, s8, 20\ns_cmp_lt_u32 s2, 4\ns_cbranch_scc1 1f\n"
     body = f"{jump}s_setpc_b64 s[8:9]\n1:\nv_mov_b32 v3, 9\n{COUNT}"
-    found = []
-    for cores in (2, 1):  # the next launch has its blocks
+    counts = []
+    for cores in (2, 1):  # the second launch has the blocks of the first
         _, done = execute(body, cores)
-        found.append({at: block.entered for at, block in done.blocks.items()})
+        counts.append({at: block.entered for at, block in done.blocks.items()})
         assert done.cores == cores
-    assert found[0] == found[1] and 5 in found[0].values()
+    assert counts[0] == counts[1] and 5 in counts[0].values()
 
 
 def test_a_process_that_ends_early_is_made_up_for(monkeypatch):

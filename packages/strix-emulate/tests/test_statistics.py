@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory traffic of a launch, counted from how often each block was entered."""
+"""Memory traffic of a launch, computed from the number of times each block was entered."""
 
 from types import SimpleNamespace
 
@@ -9,13 +9,13 @@ from strix_emulate.statistics import count_lane_bytes, measure_traffic
 
 
 def block(entered: int, *names: str) -> SimpleNamespace:
-    """A block of instructions by name that so many waves entered."""
+    """Return a block of named instructions that waves entered this many times."""
     steps = [SimpleNamespace(instruction=Instruction(0, 4, name, name)) for name in names]
     return SimpleNamespace(steps=steps, end=None, entered=entered)
 
 
 def launch(*blocks: SimpleNamespace) -> SimpleNamespace:
-    """A launch of a kernel with waves of 32 lanes."""
+    """Return a launch of a kernel with waves of 32 lanes."""
     return SimpleNamespace(kernel=SimpleNamespace(width=32), blocks=dict(enumerate(blocks)))
 
 
@@ -50,7 +50,7 @@ def test_traffic_of_a_loop() -> None:
     assert traffic["scratch_bytes"] == 32 * (2 * 4 + 10 * 20)
     assert traffic["flops"] == 20 * 2 * 16**3
     assert traffic["bytes_per_flop"] == round(32 * 112 / (20 * 8192), 4)
-    # of a trip of the loop that multiplies matrices, and not of the most entered block
+    # per trip of the loop that multiplies matrices, and not per entry of the most entered block
     assert traffic["scratch_bytes_per_iteration"] == round(32 * 208 / 10, 1)
 
 

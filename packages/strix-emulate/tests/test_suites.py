@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What runs the tests of others counts each case once, whatever becomes of it."""
+"""The runner of other projects' test suites counts each case once, with one outcome."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 SUITES = Path(__file__).resolve().parents[1] / "suites"
 if not SUITES.is_dir():
-    pytest.skip("what runs the suites of others is in the repository", allow_module_level=True)
+    pytest.skip("the runner of other projects' suites is not here", allow_module_level=True)
 sys.path.insert(0, str(SUITES))
 
 import programs  # noqa: E402
@@ -35,7 +35,7 @@ def test_the_last(): pass
 
 @pytest.fixture
 def runner(tmp_path: Path) -> suites.Runner:
-    """A runner of CASES, as a program of no device."""
+    """A runner of CASES that uses no emulated device."""
     (tmp_path / "test_cases.py").write_text(CASES)
     variables = {k: v for k, v in os.environ.items() if k != "STRIX_EMULATE_PYTHON"}
     variables["PYTHONPATH"] = str(SUITES)

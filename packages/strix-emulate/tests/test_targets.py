@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The same kernels as each GPU, and what one of them has that another lacks."""
+"""The same kernels on each GPU, and features that only some GPUs have."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from strix_emulate.code import llvm
 from strix_emulate.code.decode import decode
 from strix_emulate.code.target import find_target
 
-#: Those whose code differs.
+#: GPUs whose code differs.
 DIFFERENT = ("gfx1151", "gfx1150", "gfx1100")
 
 
@@ -36,14 +36,16 @@ def test_matrix_products_are_right_on_each(gpu: str) -> None:
 
 
 def test_gfx1152_and_gfx1153_execute_gfx1150s_code() -> None:
-    """So what is shown of its code holds for them; the numbers beside it are the device's."""
+    """Facts about gfx1150's code therefore hold for them. Only facts about the device differ."""
     kernel = fixtures.kernel("attention", "gfx1150")
     for name in ("gfx1152", "gfx1153"):
-        other = fixtures.kernel("attention", name)
-        assert (other.code, other.target.name) == (kernel.code, name)
-        assert other.code != fixtures.kernel("attention", "gfx1151").code
+        same_code = fixtures.kernel("attention", name)
+        assert (same_code.code, same_code.target.name) == (kernel.code, name)
+        assert same_code.code != fixtures.kernel("attention", "gfx1151").code
         changed = {
-            key for key, value in vars(other.target).items() if value != getattr(kernel.target, key)
+            key
+            for key, value in vars(same_code.target).items()
+            if value != getattr(kernel.target, key)
         }
         assert changed <= {"name", "mach", "version", "product", "processors", "l2", "clock"}
 
@@ -70,7 +72,7 @@ def test_another_name_is_refused() -> None:
 
 
 def _strings(source: str) -> list[str]:
-    """Strings in code, without docstrings."""
+    """Return the strings in code, without docstrings."""
     tree = ast.parse(source)
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
@@ -81,7 +83,7 @@ def _strings(source: str) -> list[str]:
 
 
 def test_functions_have_at_most_fifty_lines() -> None:
-    """Ruff holds their complexity."""
+    """Ruff checks only their complexity."""
     trees = map(ast.parse, map(Path.read_text, Path(strix_emulate.__file__).parent.rglob("*.py")))
     functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     assert [n.name for n in functions if n.end_lineno - n.lineno > 49] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch of any build in the emulated device's memory: see device_torch.py."""
+"""Any build of torch in the memory of the emulated device, see device_torch.py."""
 
 import json
 import os
@@ -33,13 +33,13 @@ def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     answers = json.loads(done.stdout)
     assert answers["equal"] == [True, True, True]
-    # in a custom operator, too
+    # the second one is in a custom operator
     assert answers["device"][:2] == [True, True]
     assert done.stderr.count("wave-instructions") == 3
 
 
 def test_a_kernel_that_leaves_its_tensor_traps(tmp_path: Path) -> None:
-    """The tensors lie in allocations of the device, whose ends it knows."""
+    """Tensors are in allocations of the device, so that it knows their ends."""
     done = run(tmp_path, "outside")
     assert done.returncode != 0
     assert "trap in add" in done.stderr and "bounds" in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM finds the emulated device by an entry point of the package, as its plugin loader does."""
+"""vLLM's plugin loader finds the emulated device by an entry point of the package."""
 
 import tomllib
 from importlib.metadata import EntryPoint, entry_points
@@ -12,9 +12,10 @@ from strix_emulate.device import launcher
 GROUP = "vllm.platform_plugins"
 
 
-def declared() -> EntryPoint:
-    """What the installed package declares, or its source folder."""
-    if installed := entry_points(group=GROUP, name="strix_emulate"):
+def find_entry_point() -> EntryPoint:
+    """Return the entry point of the installed package, or of its source folder."""
+    installed = entry_points(group=GROUP, name="strix_emulate")
+    if installed:
         return next(iter(installed))
     text = (Path(strix_emulate.__file__).parents[2] / "pyproject.toml").read_text()
     ((name, value),) = tomllib.loads(text)["project"]["entry-points"][GROUP].items()
@@ -24,7 +25,7 @@ def declared() -> EntryPoint:
 def test_only_a_program_on_the_device_is_told_of_rocm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    platform = declared().load()
+    platform = find_entry_point().load()
     monkeypatch.delenv("STRIX_EMULATE_PYTHON", raising=False)
     assert platform() is None
     (tmp_path / f"{launcher.NAME}.7").touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Waves that wait for others: how many instructions that takes, and those that wait for ever."""
+"""Waves that wait for others: the number of instructions, and waves that wait forever."""
 
 import numpy as np
 import pytest
@@ -15,14 +15,14 @@ from test_checks import LOAD, execute
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory) -> dict[str, Kernel]:
-    load_builder()  # the programs take declarations of the runtime's sources
+    load_builder()  # the programs include declarations of the runtime's sources
     path = tmp_path_factory.mktemp("waits") / "waits.hsaco"
     compile_device_code(HIP_PROGRAMS / "waits.hip", path)
     return loader.parse_module(path.read_bytes(), "waits").kernels
 
 
 def run(kernel: Kernel, groups: int, threads: int = 32, **options) -> tuple[int, int]:
-    """Returns word 32, and how many wave-instructions were executed."""
+    """Return word 32, and the number of executed wave-instructions."""
     data = np.zeros(64 + 2 * max(64, groups), np.int32)
     data[1] = groups
     options = {"budget": 10_000_000} | options
@@ -31,7 +31,7 @@ def run(kernel: Kernel, groups: int, threads: int = 32, **options) -> tuple[int,
     return int(data[32]), done.executed
 
 
-#: of waits.hip: threads, and the most wave-instructions for each workgroup
+#: Kernels of waits.hip: threads, and the maximum wave-instructions for each workgroup.
 WAITS = {
     "compared_lock": (32, 100),
     "swapped_lock": (32, 100),
@@ -50,20 +50,20 @@ WAITS = {
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("name", WAITS)
 def test_waiting_costs_each_workgroup_the_same(kernels, name, native, checks) -> None:
-    threads, most = WAITS[name]
+    threads, max_instructions = WAITS[name]
     for groups in (2, 16, 60):
         kind = {"native": native, "checks": checks, "batch": groups * threads // 32}
         count, executed = run(kernels[name], groups, threads, **kind)
         assert count == groups * (threads // 32 if name == "lock_of_lds" else 1)
-        assert executed <= most * groups, (groups, executed / groups)
+        assert executed <= max_instructions * groups, (groups, executed / groups)
 
 
 @pytest.mark.parametrize("name", WAITS)
 def test_waves_that_run_one_by_one_wait_as_well(kernels, name) -> None:
-    threads, most = WAITS[name]
+    threads, max_instructions = WAITS[name]
     count, executed = run(kernels[name], 16, threads, lockstep=False, batch=16 * threads // 32)
     assert count == 16 * (threads // 32 if name == "lock_of_lds" else 1)
-    assert executed <= 2 * most * 16
+    assert executed <= 2 * max_instructions * 16
 
 
 @pytest.mark.parametrize("name", ["gives_up", "gives_up_by_memory", "gives_up_by_lds"])
@@ -89,7 +89,7 @@ def test_waves_that_wait_for_later_workgroups_are_told_so(kernels) -> None:
 
 
 def test_what_others_may_write_is_waited_for(kernels, monkeypatch) -> None:
-    """Until the budget is spent."""
+    """The wait lasts until the budget is spent."""
     monkeypatch.setattr(
         Arena, "peers", property(lambda _: True, lambda _a, _b: None), raising=False
     )
@@ -99,7 +99,7 @@ def test_what_others_may_write_is_waited_for(kernels, monkeypatch) -> None:
 
 
 def test_a_lock_of_many_workgroups_costs_each_the_same(monkeypatch) -> None:
-    """Instructions, and what is worked out of who knows of whom."""
+    """Neither instructions nor comparisons of vector clocks grow faster than workgroups."""
     steps = []
     later = happens_before._later
     monkeypatch.setattr(
@@ -126,7 +126,7 @@ def test_a_lock_of_many_workgroups_costs_each_the_same(monkeypatch) -> None:
 
 
 def test_stores_that_are_not_awaited_cost_each_barrier_the_same(monkeypatch) -> None:
-    """No more can be outstanding than a counter counts."""
+    """At most as many stores are outstanding as a counter can count."""
     calls = []
     postpone = Memory.postpone
     monkeypatch.setattr(Memory, "postpone", lambda *a: (calls.append(1), postpone(*a))[1])

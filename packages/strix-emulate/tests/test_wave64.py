@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Waves of 64 lanes: as two of 32 where lanes do not meet, and by themselves where they do."""
+"""Waves of 64 lanes equal two waves of 32, unless lanes exchange data; that has its own tests."""
 
 import random
 
@@ -18,12 +18,12 @@ LANE = np.arange(64, dtype=np.uint32)
 
 
 def execute(text: str, V, S) -> Waves:
-    """Straight-line assembly on the registers of a wave64."""
+    """Run straight-line assembly on the registers of a wave64."""
     return selftest.execute(text, selftest.waves(V, S), width=64)
 
 
 def registers(seed: int = 0, exec_: int = 2**64 - 1):
-    """V and S of one wave; EXEC as given."""
+    """Return random V and S of one wave, with this EXEC."""
     rng = np.random.default_rng(seed)
     V = rng.integers(1 << 32, size=(operands.REGISTERS, 1, 64), dtype=np.uint32)
     S = rng.integers(1 << 32, size=(SCALARS, 1, 1), dtype=np.uint32)
@@ -32,7 +32,7 @@ def registers(seed: int = 0, exec_: int = 2**64 - 1):
 
 
 def halves(V, S):
-    """The registers of two waves of 32 lanes that a wave of 64 is."""
+    """Return the registers of the two waves of 32 lanes that equal a wave of 64."""
     narrow = np.repeat(S, 2, axis=1)
     for mask in MASKS:
         narrow[mask] = S[mask : mask + 2, 0]
@@ -40,7 +40,7 @@ def halves(V, S):
 
 
 def differing(texts: list[str], seed: int = 0) -> list[str]:
-    """Instructions that do something else to a wave of 64 lanes than to two of 32."""
+    """Return the instructions whose effect on a wave of 64 differs from that on two of 32."""
     rng = random.Random(seed)
     differences = []
     wide = [operands.widen(text) for text in texts]
@@ -54,35 +54,37 @@ def differing(texts: list[str], seed: int = 0) -> list[str]:
             narrow.run(expected)
             wide.run(got)
         V, S = halves(got.V, got.S)
-        for mask in MASKS:  # of the pair, the second register is now the second wave's first
+        for (
+            mask
+        ) in MASKS:  # the second register of the pair is now the second wave's first register
             S[mask + 1] = expected.S[mask + 1]
         if not (np.array_equal(V, expected.V) and np.array_equal(S, expected.S)):
             differences.append(text)
     return differences
 
 
-def generated(seed: int) -> list[str]:
-    """One instruction of each vector mnemonic whose lanes do not meet."""
+def generate(seed: int) -> list[str]:
+    """Return one instruction of each vector mnemonic whose lanes exchange no data."""
     rng = random.Random(seed)
-    generated = [operands.operation(rng, *entry) for entry in selftest.tables() if entry[1] == "v"]
-    return [o.text for o in generated if "mbcnt" not in o.mnemonic]
+    generate = [operands.operation(rng, *entry) for entry in selftest.tables() if entry[1] == "v"]
+    return [o.text for o in generate if "mbcnt" not in o.mnemonic]
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_as_two_waves_of_32(seed):
-    texts = generated(seed)
+    texts = generate(seed)
     assert len(texts) > 400
     assert differing(texts, seed) == []
 
 
 def test_a_difference_is_seen():
-    """The control: what reads another lane is not as two waves are."""
+    """The control is an instruction that depends on other lanes."""
     assert differing(["v_mbcnt_hi_u32_b32 v1, -1, 0"] * 8)
 
 
 def test_one_lane():
     V, S = registers(exec_=1 << 45 | 1 << 50)
-    S[4] = 77  # of the lanes of a wave, the low six bits count
+    S[4] = 77  # only the low six bits are the lane
     g = execute(
         "v_readlane_b32 s5, v1, 40\nv_readlane_b32 s6, v1, s4\nv_readfirstlane_b32 s7, v2\n"
         "v_writelane_b32 v3, s4, 33",
@@ -148,7 +150,7 @@ def test_masks_of_both_halves():
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_matrices(kind):
-    """Four rows of the result in each register, by sixteen lanes."""
+    """Each register has four rows of the result, with sixteen lanes for each row."""
     V, S = registers(4)
     rng = np.random.default_rng(5)
     a, b, c = (rng.integers(-4, 5, (16, 16)).astype(np.float32) for _ in range(3))
@@ -173,13 +175,13 @@ def test_matrices(kind):
 
 
 def run(body: str, threads: int, **more) -> np.ndarray:
-    """A kernel for waves of 64 lanes, with one input and one output of 256 words."""
+    """Run a kernel for waves of 64 lanes, with one input and one output of 256 words."""
     return test_checks.execute(body, threads, 256, width=64, **more)
 
 
 @pytest.mark.parametrize("threads", [1, 32, 63, 64, 96, 256])
 def test_launches(threads):
-    """Of the last wave, only the lanes of threads are active."""
+    """In the last wave, only the lanes of threads are active."""
     out = run(GOOD, threads)
     assert (out[:threads] == np.arange(threads)).all()
     assert not out[threads:].any()
@@ -212,7 +214,7 @@ never:
 
 
 def test_branches_look_at_both_halves():
-    """Lanes of the upper half alone, or of both; without checks nothing hides a miss."""
+    """The branch depends on lanes of the upper half alone, or of both halves."""
     assert run(BRANCHES, 64)[:64].tolist() == [7] * 40 + [9] * 24
     last = "v_and_b32 v3, 31, v0\nv_cmp_eq_u32 vcc, 31, v3"  # of each half
     both = BRANCHES.replace("v_cmp_lt_u32 vcc, 39, v0", last)

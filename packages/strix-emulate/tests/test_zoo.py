@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The kernels of zoo.py against numpy. `pytest -m ""` runs those marked slow as well."""
+"""Compare the kernels of zoo.py with numpy. `pytest -m ""` also runs those marked slow."""
 
 import numpy as np
 import pytest
@@ -34,16 +34,16 @@ BINARY = {
     "maximum": np.maximum,
     "minimum": np.minimum,
     "less": lambda a, b: np.where(a < b, a, b),
-    # as in C: towards zero
-    "__floordiv__": lambda a, b: _truncated(a, b)[0],
-    "__mod__": lambda a, b: _truncated(a, b)[1],
+    # as in C, quotients are rounded towards zero
+    "__floordiv__": lambda a, b: _divide_truncated(a, b)[0],
+    "__mod__": lambda a, b: _divide_truncated(a, b)[1],
     "__and__": np.bitwise_and,
     "__or__": np.bitwise_or,
     "__xor__": np.bitwise_xor,
     "shl": lambda a, b: np.left_shift(a, b & 7),
     "shr": lambda a, b: np.right_shift(a, b & 7),
 }
-#: and what elements behind the last are
+#: numpy's reductions, and the values of the elements behind the last one.
 REDUCE = {
     "sum": (np.sum, 0),
     "max": (np.max, -100),
@@ -70,21 +70,21 @@ ATOMIC = {
 }
 
 
-def _truncated(a, b):
+def _divide_truncated(a, b):
     quotients = [
         int(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1)
         for x, y in zip(map(int, a), map(int, b), strict=True)
     ]
-    rests = [x - q * y for x, q, y in zip(map(int, a), quotients, map(int, b), strict=True)]
-    return np.array(quotients).astype(a.dtype), np.array(rests).astype(a.dtype)
+    remainders = [x - q * y for x, q, y in zip(map(int, a), quotients, map(int, b), strict=True)]
+    return np.array(quotients).astype(a.dtype), np.array(remainders).astype(a.dtype)
 
 
 def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def close(got, expected, ulps: float = 0):
-    """Within that many units in the last place of the type; NaN where NaN is expected."""
+def assert_close(got, expected, ulps: float = 0):
+    """Check that results are within this many units in the last place."""
     expected = np.asarray(expected)
     if got.dtype.kind != "f":
         assert (got == expected.astype(got.dtype)).all(), (got, expected)
@@ -109,7 +109,7 @@ def test_unary(op, kind):
     zoo.run(zoo.unary, (1,), {"OP": op, "BLOCK": 256}, Buffer(x, "in"), Buffer(out, "out"), N)
     wide = x.astype(float) if x.dtype.kind == "f" else x
     with np.errstate(over="ignore"):
-        close(out, UNARY[op](wide), {"exp": 4, "log": 3, "sigmoid": 4}.get(op, 1))
+        assert_close(out, UNARY[op](wide), {"exp": 4, "log": 3, "sigmoid": 4}.get(op, 1))
 
 
 BINARY_CASES = [(op, k) for k in FLOATS for op in list(BINARY)[:7]]
@@ -135,7 +135,7 @@ def test_binary(op, kind):
     )
     with np.errstate(all="ignore"):
         expected = BINARY[op](x, y)
-    close(out, expected, 2 if op == "__truediv__" else 0)
+    assert_close(out, expected, 2 if op == "__truediv__" else 0)
 
 
 CONVERT_TYPES = ("fp32", "fp16", "fp64", "i32", "i8", "i64")
@@ -149,11 +149,11 @@ def test_convert(source, target):
     x = numbers(source, N, 3, small=True)
     out = np.zeros(N, TYPES[target])
     zoo.run(zoo.convert, (1,), {"BLOCK": 256}, Buffer(x, "in"), Buffer(out, "out"), N)
-    close(out, x.astype(TYPES[target]))
+    assert_close(out, x.astype(TYPES[target]))
 
 
 def fp8e5(bits):
-    """E5M2 is the high byte of a float16."""
+    """Return the float16 of which E5M2 is the high byte."""
     return (bits.astype(np.uint16) << 8).view(np.float16)
 
 
@@ -197,11 +197,11 @@ def test_reduce(op, kind, n):
     x = numbers(kind, 2 * n, 4, small=True).reshape(2, n)
     target = "i32" if "arg" in op else kind
     out = np.zeros(2, TYPES[target])
-    function, rest = REDUCE[op]
+    function, padding = REDUCE[op]
     zoo.run(
         zoo.reduce,
         (2,),
-        {"OP": op, "REST": rest, "BLOCK": 256},
+        {"OP": op, "PADDING": padding, "BLOCK": 256},
         Buffer(x, "in"),
         Buffer(out, "out"),
         n,
@@ -210,7 +210,7 @@ def test_reduce(op, kind, n):
     if op == "sum" and "fp" in kind:
         assert np.abs(out - exact).max() <= n * 4 * np.finfo(out.dtype).eps
     else:
-        close(out, exact)
+        assert_close(out, exact)
 
 
 SCAN_CASES = [(op, k) for op in SCAN for k in ("fp32", "i32")] + [("sort", "i16"), ("flip", "fp64")]
@@ -227,7 +227,7 @@ def test_scan(op, kind):
         if kind == "fp32" and op in ("cumsum", "reverse"):
             assert np.abs(got - SCAN[op](row.astype(float))).max() < 1e-4
         else:
-            close(got, SCAN[op](row))
+            assert_close(got, SCAN[op](row))
 
 
 ATOMIC_CASES = [("add", k) for k in ("i32", "fp32", "fp16", "i64", "fp64")]
@@ -239,7 +239,7 @@ ATOMIC_CASES += [("xchg", "i32"), ("xchg", "fp32")]
 @pytest.mark.parametrize("cells", [7, 1])
 @pytest.mark.parametrize(("op", "kind"), ATOMIC_CASES)
 def test_atomics(op, kind, cells):
-    """In any order: sums of small integers are exact. What was there before adds up, too."""
+    """Atomics may have any order: sums of small integers are exact. Old values are tested, too."""
     n = 100
     x = np.arange(1, n + 1).astype(TYPES[kind])
     if op != "xchg":
@@ -259,13 +259,13 @@ def test_atomics(op, kind, cells):
         n,
     )
     if op == "xchg":
-        # a chain: every value was there once, but the last one of each cell, which still is
+        # each value was returned once, except the last one of each cell, which is still there
         assert sorted([*old, *out]) == sorted([*x, *start])
         return
     expected = start.copy()
     for place, value in zip(where, x, strict=True):
         expected[place] = ATOMIC[op](expected[place], value)
-    close(out, expected)
+    assert_close(out, expected)
 
 
 @pytest.mark.parametrize("kind", ["i32", "u32", "i64", "fp32", "fp64"])
@@ -278,7 +278,7 @@ def test_atomics_of_one_cell(kind):
 @pytest.mark.parametrize("small", [2, 16, 32, 64])
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "fp64", "i32", "i64", "i8", "u16"])
 def test_small_tensors_are_changed_in_place(kind, small):
-    """Loads of copies that nothing uses are notes."""
+    """Racing loads of copies that nothing uses are notes."""
     x = np.arange(small).astype(TYPES[kind])
     y = np.arange(128).astype(TYPES[kind])
     a = Buffer(x.copy())
@@ -292,7 +292,7 @@ def test_small_tensors_are_changed_in_place(kind, small):
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", ["fp32", "i8"])
 def test_waves_that_store_what_others_change_are_a_race(kind, native):
-    """Of 64 elements two waves have copies, and the other two store; of 16 one wave does."""
+    """For 64 elements, two waves load copies while the others store. For 16, one wave does both."""
     options = Options(budget=100_000, native=native)
     for n in (64, 128):
         with pytest.raises(Trap, match="race: global memory"):
@@ -445,13 +445,13 @@ def test_histogram(bins):
 
 
 def test_what_the_machine_refuses():
-    """Code of Triton 3.7.1 that may be correct on hardware: docs/emulator.md."""
+    """Code of Triton 3.7.1 may be correct on hardware, but traps here: see docs/emulator.md."""
     with pytest.raises(Trap, match="wmma: EXEC is not all ones"):
         test_grouped_gemm_with_pointers_in_tensors((3,))
 
 
 def philox(counter: int, seed: int) -> int:
-    """Philox4x32-10, its first word (Salmon et al., 2011)."""
+    """Return the first word of Philox4x32-10 (Salmon et al., 2011)."""
     c = [counter, 0, 0, 0]
     key = [seed, 0]
     for _ in range(10):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small Triton kernels of many kinds, each with cases and what numpy says they must give."""
+"""Small Triton kernels of many kinds, which test_zoo.py compares with numpy."""
 
 from functools import cache
 
@@ -63,11 +63,11 @@ def convert(x, out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def reduce(x, out, n, OP: tl.constexpr, REST: tl.constexpr, BLOCK: tl.constexpr):
-    """REST: what elements behind the last are."""
+def reduce(x, out, n, OP: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr):
+    """Reduce rows. PADDING is the value of the elements behind the last one."""
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
-    v = tl.where(i < n, tl.load(x + row * n + i, mask=i < n, other=0), REST)
+    v = tl.where(i < n, tl.load(x + row * n + i, mask=i < n, other=0), PADDING)
     tl.store(out + row, getattr(tl, OP)(v, 0))
 
 
@@ -125,7 +125,7 @@ def locked_tensor(lock, out, LOCK: tl.constexpr, MIRROR: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def scalar_atomics(out):
-    """Of one cell by each workgroup: LLVM's loops of swaps begin with scalar loads."""
+    """Change one cell by each workgroup. LLVM's loops of swaps begin with scalar loads."""
     number = tl.program_id(0).to(out.dtype.element_ty)
     tl.atomic_max(out, number)
     tl.atomic_add(out + 1, number)
@@ -133,7 +133,7 @@ def scalar_atomics(out):
 
 @triton.jit
 def in_place(x, y, n, SMALL: tl.constexpr, LARGE: tl.constexpr):
-    """Of a tensor smaller than the workgroup each wave has a copy, and one of them stores it."""
+    """Double tensors in place. Each wave loads a tensor smaller than a workgroup; one stores it."""
     i = tl.arange(0, SMALL)
     j = tl.arange(0, LARGE)
     a = tl.load(x + i, mask=i < n, other=0)
@@ -144,14 +144,14 @@ def in_place(x, y, n, SMALL: tl.constexpr, LARGE: tl.constexpr):
 
 @triton.jit
 def reverse(x, N: tl.constexpr):
-    """In place, without a barrier: waves read what others write."""
+    """Reverse in place without a barrier: waves read elements that others write."""
     i = tl.arange(0, N)
     tl.store(x + i, tl.load(x + N - 1 - i))
 
 
 @triton.jit
 def rotate(x, angle, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """Of a few heads, in place."""
+    """Rotate a few heads in place."""
     h = tl.arange(0, HEADS)[:, None]
     i = tl.arange(0, HALF)[None, :]
     c = tl.cos(tl.load(angle + i))
@@ -165,7 +165,7 @@ def rotate(x, angle, HEADS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def last_block(x, partial, counter, out, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """Each workgroup leaves a sum; the last one to count adds them up."""
+    """Store a sum for each workgroup. The last workgroup to count adds them up."""
     g = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     tl.store(partial + g, tl.sum(tl.load(x + g * BLOCK + i), 0))
@@ -186,7 +186,7 @@ def dot(a, b, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def grouped(pointers, sizes, out, K: tl.constexpr, B: tl.constexpr):
-    """Grouped matrix products: a pointer to A, to B and to C for each group."""
+    """Compute grouped matrix products. Each group has pointers to A, B and C."""
     g = tl.program_id(0)
     a = tl.load(pointers + 3 * g).to(tl.pointer_type(tl.float16))
     b = tl.load(pointers + 3 * g + 1).to(tl.pointer_type(tl.float16))
@@ -229,19 +229,19 @@ def random(out, seed, BLOCK: tl.constexpr):
 
 
 @cache
-def compiled(function, signature: tuple, constants: tuple) -> Kernel:
+def compile_kernel(function, signature: tuple, constants: tuple) -> Kernel:
     elf, lds = fixtures.compile_kernel(function, dict(signature), dict(constants))
     return loader.parse_elf(elf, function.__name__, lds)[0]
 
 
 def run(function, grid, constants: dict, *arguments, types=(), **more):
-    """Compiles, if it is not yet, and launches with every check.
+    """Compile a kernel, unless it is cached, and launch it with every check.
 
-    types: of the first arguments, where the arrays do not say so.
+    `types` are the types of the first arguments, if they differ from those of the arrays.
     """
     kinds = [*types, *map(_type, arguments[len(types) :])]
     signature = zip(function.arg_names, kinds, strict=False)
-    kernel = compiled(function, tuple(signature), tuple(constants.items()))
+    kernel = compile_kernel(function, tuple(signature), tuple(constants.items()))
     more = {"options": Options(budget=5_000_000)} | more
     return launch(kernel, grid, list(arguments), threads=128, **more)
 
@@ -253,7 +253,7 @@ def _type(argument) -> str:
 
 
 def numbers(kind: str, n: int, seed: int = 0, small: bool = False) -> np.ndarray:
-    """Random numbers of a type: -4 to 4, or all of an integer type."""
+    """Return random numbers of a type: -4 to 4, or the whole range of an integer type."""
     rng = np.random.default_rng(seed)
     dtype = np.dtype(TYPES[kind])
     if dtype.kind == "f":
@@ -264,6 +264,6 @@ def numbers(kind: str, n: int, seed: int = 0, small: bool = False) -> np.ndarray
 
 
 def pointers(*arrays) -> tuple[np.ndarray, list[Buffer]]:
-    """A table of addresses and the arrays it makes reachable."""
+    """Return a table of addresses, and the arrays that it makes reachable."""
     table = np.array([a.ctypes.data for a in arrays], np.int64)
     return table, [Buffer(a, "inout", host=a.ctypes.data) for a in arrays]
