@@ -167,7 +167,7 @@ def test_a_dot_product_of_halves_ignores_clamp():
     ],
 )
 def test_a_fraction_in_a_dot_product_is_its_low_half(name, one_bits, two_bits):
-    """Triton multiplies bfloat16 in this way. Once, the low half of a float32 was used, which is 0."""
+    """Triton multiplies bfloat16 in this way. Once, the low half of a float32 (0) was used."""
     for sources in ("v0, 2.0", "2.0, v0"):
         g = run(f"v_dot2_{name} v2, {sources}, 0", v0=one_bits)
         assert (g.V[2][0] & (0xFFFFFFFF if "f32" in name else 0xFFFF) == two_bits).all()

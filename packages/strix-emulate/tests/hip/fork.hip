@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Three processes: one forked before the device is used, one after it. The first has a device of its own,
-// the second none; their parent keeps its own. Exits 0 if all numbers are right.
+// A process and two children. The child forked before the first use of the device has a device of its own,
+// and the one forked later has none. The parent keeps its device. Exits with 0 if all numbers are right.
 #include "hip.h"
 #include <sys/wait.h>
 #include <unistd.h>

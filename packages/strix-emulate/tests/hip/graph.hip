@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two streams captured as one graph (kernels, a copy, a fill, a call of the host), launched three times;
-// a graph made node by node; what may not be done during a capture. Exits 0 if all numbers are right.
+// Capture two streams as one graph (kernels, a copy, a fill, a host call) and launch it three times; build a
+// graph node by node; make calls that a capture forbids. Exits with 0 if all numbers are right.
 #include "hip.h"
 
 extern "C" {
@@ -28,7 +28,7 @@ int main() {
     int *a, *b, host[N], status, seven = 7;
     hipStream_t first, second;
     hipEvent_t fork, join;
-    hipGraph_t graph, made;
+    hipGraph_t graph, built;
     hipGraphExec_t ready;
     CHECK(hipMalloc((void **)&a, sizeof host));
     CHECK(hipMalloc((void **)&b, sizeof host));
@@ -73,35 +73,35 @@ int main() {
     CHECK(hipGraphExecDestroy(ready));
     if (ended != 7) return printf("kept alive: %d\n", ended), 1;
 
-    /* (3 + 5) * 2, although the nodes were made the other way round */
+    /* (3 + 5) * 2, although the nodes were added in reverse order */
     int more = 5;
     void *one[] = {&a}, *two[] = {&a, &more};
     hipKernelNodeParams last = {{N, 1, 1}, NULL, (void *)twice, {1, 1, 1}, one, 0};
     hipKernelNodeParams begin = {{N, 1, 1}, NULL, (void *)add, {1, 1, 1}, two, 0};
     hipGraphNode_t from, to;
-    CHECK(hipGraphCreate(&made, 0));
-    CHECK(hipGraphAddKernelNode(&to, made, NULL, 0, &last));
-    CHECK(hipGraphAddKernelNode(&from, made, NULL, 0, &begin));
-    CHECK(hipGraphAddDependencies(made, &from, &to, 1));
-    CHECK(hipGraphInstantiate(&ready, made, NULL, NULL, 0));
+    CHECK(hipGraphCreate(&built, 0));
+    CHECK(hipGraphAddKernelNode(&to, built, NULL, 0, &last));
+    CHECK(hipGraphAddKernelNode(&from, built, NULL, 0, &begin));
+    CHECK(hipGraphAddDependencies(built, &from, &to, 1));
+    CHECK(hipGraphInstantiate(&ready, built, NULL, NULL, 0));
     CHECK(hipGraphLaunch(ready, NULL));
     more = 100;
     CHECK(hipGraphExecKernelNodeSetParams(ready, from, &begin));
     CHECK(hipGraphLaunch(ready, NULL));
     CHECK(hipMemcpy(host, a, sizeof host, TO_HOST));
     if (host[1] != ((3 + 5) * 2 + 100) * 2) return printf("in order: %d\n", host[1]), 1;
-    CHECK(hipGraphAddDependencies(made, &to, &from, 1));
-    printf("circle: %s\n", hipGetErrorName(hipGraphInstantiate(&ready, made, NULL, NULL, 0)));
+    CHECK(hipGraphAddDependencies(built, &to, &from, 1));
+    printf("circle: %s\n", hipGetErrorName(hipGraphInstantiate(&ready, built, NULL, NULL, 0)));
 
-    hipStream_t gone;
-    CHECK(hipStreamCreate(&gone));
+    hipStream_t lost;
+    CHECK(hipStreamCreate(&lost));
     CHECK(hipStreamBeginCapture(first, 0));
     CHECK(hipEventRecord(fork, first));
-    CHECK(hipStreamWaitEvent(gone, fork, 0));
-    add<<<1, N, 0, gone>>>(a, 1);
-    CHECK(hipEventRecord(join, gone));
+    CHECK(hipStreamWaitEvent(lost, fork, 0));
+    add<<<1, N, 0, lost>>>(a, 1);
+    CHECK(hipEventRecord(join, lost));
     CHECK(hipStreamWaitEvent(first, join, 0));
-    CHECK(hipStreamDestroy(gone));
+    CHECK(hipStreamDestroy(lost));
     printf("destroyed: %s\n", hipGetErrorName(hipStreamEndCapture(first, &graph)));
     CHECK(hipGraphGetNodes(graph, NULL, &nodes));
     if (nodes != 1) return printf("%zu nodes of the destroyed stream\n", nodes), 1;

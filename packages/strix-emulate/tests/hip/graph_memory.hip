@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Graphs that get another one's work, and that allocate and free memory. Exits 0 if all numbers are right.
+// Graphs that are updated from other graphs, and that allocate and free memory. Exits with 0 if all numbers
+// are right.
 #include "hip.h"
 
 extern "C" {
@@ -18,7 +19,7 @@ __global__ void move(int *to, const int *from) {
     to[__builtin_amdgcn_workitem_id_x()] = from[__builtin_amdgcn_workitem_id_x()];
 }
 
-/* A fill, then a sum; with more, another fill. */
+/* Capture a fill unless `kernels` is negative, then this number of sums. */
 static hipGraph_t captured(hipStream_t stream, int *data, int more, int kernels) {
     hipGraph_t graph = NULL;
     if (hipStreamBeginCapture(stream, 0)) return NULL;
@@ -30,27 +31,27 @@ static hipGraph_t captured(hipStream_t stream, int *data, int more, int kernels)
 static int updated(hipStream_t stream, int *data) {
     hipGraphNode_t wrong;
     hipGraphExec_t ready;
-    int host[N], why;
+    int host[N], reason;
     hipGraph_t one = captured(stream, data, 3, 1), two = captured(stream, data, 50, 1);
     CHECK(hipGraphInstantiate(&ready, one, NULL, NULL, 0));
-    CHECK(hipGraphExecUpdate(ready, two, &wrong, &why));
+    CHECK(hipGraphExecUpdate(ready, two, &wrong, &reason));
     CHECK(hipGraphDestroy(two));
     CHECK(hipGraphLaunch(ready, stream));
     CHECK(hipMemcpy(host, data, BYTES, TO_HOST));
-    if (host[5] != 50 || why || wrong) return printf("updated %d\n", host[5]), 1;
+    if (host[5] != 50 || reason || wrong) return printf("updated %d\n", host[5]), 1;
     hipGraph_t more = captured(stream, data, 1, 2), other = captured(stream, data, 1, -2);
-    const char *name = NAME(hipGraphExecUpdate(ready, more, &wrong, &why));
-    printf("more nodes: %s %d\n", name, why);
-    name = NAME(hipGraphExecUpdate(ready, other, &wrong, &why));
-    printf("another kind: %s %d\n", name, why);
+    const char *name = NAME(hipGraphExecUpdate(ready, more, &wrong, &reason));
+    printf("more nodes: %s %d\n", name, reason);
+    name = NAME(hipGraphExecUpdate(ready, other, &wrong, &reason));
+    printf("another kind: %s %d\n", name, reason);
     CHECK(hipGraphLaunch(ready, stream));
     CHECK(hipMemcpy(host, data, BYTES, TO_HOST));
     return host[5] != 50 || !wrong;
 }
 
-static size_t used(int what) {
+static size_t used(int attribute) {
     size_t value = 0;
-    return hipDeviceGetGraphMemAttribute(0, what, &value) ? (size_t)-1 : value;
+    return hipDeviceGetGraphMemAttribute(0, attribute, &value) ? (size_t)-1 : value;
 }
 
 static int allocated(hipStream_t stream, int *data) {
@@ -61,7 +62,7 @@ static int allocated(hipStream_t stream, int *data) {
     hipGraph_t graph;
     int *inside, host[N];
     void *freed;
-    /* as a stream has it: the memory is there while the graph runs */
+    /* captured from a stream: the memory exists while the graph runs */
     CHECK(hipStreamBeginCapture(stream, 0));
     CHECK(hipMallocAsync((void **)&inside, BYTES, stream));
     CHECK(hipMemsetAsync(inside, 0, BYTES, stream));
@@ -78,7 +79,7 @@ static int allocated(hipStream_t stream, int *data) {
     CHECK(hipGraphExecDestroy(ready));
     if (used(2)) return printf("kept %zu\n", used(2)), 1;
 
-    /* node by node, and freed outside of the graph */
+    /* built node by node; the memory is freed outside the graph */
     CHECK(hipGraphCreate(&graph, 0));
     CHECK(hipGraphAddMemAllocNode(&take, graph, NULL, 0, &p));
     CHECK(hipGraphInstantiate(&ready, graph, NULL, NULL, 0));
@@ -88,7 +89,7 @@ static int allocated(hipStream_t stream, int *data) {
     CHECK(hipFree(p.dptr));
     CHECK(hipGraphLaunch(ready, stream));
     CHECK(hipGraphExecDestroy(ready));
-    /* it frees what it allocated before: 1 is AutoFreeOnLaunch */
+    /* 1 is AutoFreeOnLaunch: a launch frees the memory of the launch before */
     CHECK(hipGraphInstantiateWithFlags(&ready, graph, 1));
     for (int i = 0; i < 2; i++) CHECK(hipGraphLaunch(ready, stream));
     CHECK(hipGraphExecDestroy(ready));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* As much of HIP as the programs here need: clang's HIP mode without ROCm's headers. */
+/* The part of HIP that these programs need, for clang's HIP mode without ROCm's headers. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@ struct dim3 {
     constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
 };
 #define DEFAULT(value) = value
-/* abi.h's is C's, without the constructor */
+/* the dim3 of abi.h is for C, and has no constructor */
 #define dim3 plain_dim3
 extern "C" {
 #else

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What kernels ask of a device: a stack for recursion and for functions behind pointers, clocks, a barrier
-// of the whole grid in a launch that is not cooperative, managed variables, an end by abort(), memory
-// that was freed, a heap that does not fit. The argument says which; exits 0 if it is right.
+// Features that kernels need of a device: a stack for recursion and function pointers, clocks, a grid barrier
+// in a launch that is not cooperative, managed variables, abort(), freed memory, and a heap that does not
+// fit. The argument names the feature. Exits with 0 if the result is right.
 #include "hip.h"
 #include <string.h>
 
@@ -11,7 +11,7 @@ hipError_t hipDeviceGetLimit(size_t *, int);
 }
 __device__ int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
 
-/* 1 + 2 + ... + n, with what it adds on the stack */
+/* Returns 1 + 2 + ... + n. The numbers are on the stack. */
 __device__ __attribute__((noinline)) int sum(int n) {
     volatile int here[12];
     here[n % 12] = n;
@@ -33,7 +33,7 @@ __global__ void clocks(long *out) {
 
 __global__ void grid() { __builtin_amdgcn_ds_gws_barrier(0, 0); }
 
-/* Of host and device. */
+/* A variable of both host and device. */
 __attribute__((managed)) int shared_by_both[4] = {1, 2, 3, 4};
 __global__ void add_one() { shared_by_both[thread_index()] += 1; }
 
@@ -41,14 +41,14 @@ __global__ void check(const int *in) {
     if (in[thread_index()] == 5) __builtin_trap();
 }
 
-/* As the device libraries find the heap of malloc (code object V5). */
+/* Finds the heap of malloc as the device libraries do (code object V5). */
 __global__ void heap(int *out) {
     char *implicit = (char *)__builtin_amdgcn_implicitarg_ptr();
-    long *found = *(long **)(implicit + 96);
-    out[0] = (int)found[5];
+    long *heap_fields = *(long **)(implicit + 96);
+    out[0] = (int)heap_fields[5];
 }
 
-// As a scan over padded LDS: the last lane reads a word that nothing wrote, and does not use it.
+// Like a scan over padded LDS: the last lane reads a word that nothing wrote, but does not use it.
 __global__ void padding(int *out) {
     __shared__ volatile int room[33];
     int t = __builtin_amdgcn_workitem_id_x();
@@ -60,49 +60,49 @@ __global__ void padding(int *out) {
 int main(int, char **names) {
     int out[512];
     long times[2], *when;
-    int *data, *got;
+    int *data, *result;
     size_t limit;
-    const char *what = names[1];
+    const char *feature = names[1];
     CHECK(hipMalloc((void **)&data, sizeof out));
-    CHECK(hipMalloc((void **)&got, sizeof out));
-    if (!strcmp(what, "stack")) {
+    CHECK(hipMalloc((void **)&result, sizeof out));
+    if (!strcmp(feature, "stack")) {
         CHECK(hipDeviceGetLimit(&limit, 0));
         printf("stack %zu\n", limit);
         CHECK(hipDeviceSetLimit(0, 8192));
-        recursion<<<1, 32>>>(got, 20);
-        CHECK(hipMemcpy(out, got, 128, TO_HOST));
+        recursion<<<1, 32>>>(result, 20);
+        CHECK(hipMemcpy(out, result, 128, TO_HOST));
         for (int i = 0; i < 32; i++)
             if (out[i] != (20 + i) * (21 + i) / 2) return printf("sum %d\n", out[i]), 1;
-        pointers<<<1, 32>>>(got);
-        CHECK(hipMemcpy(out, got, 128, TO_HOST));
+        pointers<<<1, 32>>>(result);
+        CHECK(hipMemcpy(out, result, 128, TO_HOST));
         if (out[6] != 21 || out[7] != 14 || out[8] != 64) return printf("called %d\n", out[6]), 1;
         CHECK(hipDeviceSetLimit(0, 1024));
-        recursion<<<1, 32>>>(got, 20);
+        recursion<<<1, 32>>>(result, 20);
         printf("too small: %s\n", hipGetErrorName(hipDeviceSynchronize()));
-    } else if (!strcmp(what, "clocks")) {
+    } else if (!strcmp(feature, "clocks")) {
         CHECK(hipMalloc((void **)&when, 16));
         clocks<<<1, 1>>>(when);
         CHECK(hipMemcpy(times, when, 16, TO_HOST));
         return times[0] < 1000 || times[1] <= 0;
-    } else if (!strcmp(what, "grid")) {
+    } else if (!strcmp(feature, "grid")) {
         grid<<<6, 64>>>();
         printf("not cooperative: %s\n", hipGetErrorName(hipDeviceSynchronize()));
-    } else if (!strcmp(what, "freed")) {
-        CHECK(hipFree(got));
+    } else if (!strcmp(feature, "freed")) {
+        CHECK(hipFree(result));
         CHECK(hipMalloc((void **)&data, sizeof out));
-        check<<<1, 32>>>(got);
+        check<<<1, 32>>>(result);
         printf("freed: %s\n", hipGetErrorName(hipDeviceSynchronize()));
-    } else if (!strcmp(what, "padding")) {
-        padding<<<1, 32>>>(got);
-        hipError_t error = hipMemcpy(out, got, 128, TO_HOST);
+    } else if (!strcmp(feature, "padding")) {
+        padding<<<1, 32>>>(result);
+        hipError_t error = hipMemcpy(out, result, 128, TO_HOST);
         if (error) return printf("padding: %s\n", hipGetErrorName(error)), 0;
         return out[0] != 1 || out[30] != 61 || out[31] != 31;
-    } else if (!strcmp(what, "managed")) {
+    } else if (!strcmp(feature, "managed")) {
         shared_by_both[1] = 20;
         add_one<<<1, 4>>>();
         CHECK(hipDeviceSynchronize());
         return shared_by_both[1] != 21 || shared_by_both[3] != 5;
-    } else if (!strcmp(what, "abort")) {
+    } else if (!strcmp(feature, "abort")) {
         CHECK(hipMemset(data, 0, 128));
         check<<<1, 32>>>(data);
         CHECK(hipDeviceSynchronize());
@@ -111,7 +111,7 @@ int main(int, char **names) {
         printf("aborted: %s\n", hipGetErrorName(hipDeviceSynchronize()));
     } else {
         CHECK(hipDeviceSetLimit(2, (size_t)1 << 40));
-        heap<<<1, 1>>>(got);
+        heap<<<1, 1>>>(result);
         printf("heap: %s\n", hipGetErrorName(hipDeviceSynchronize()));
     }
     return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Host memory that is pinned afterwards, and virtual memory: what kernels see through them, and what the
-// host does. Exits 0 if all numbers are right.
+// Host memory that is pinned after its allocation, and virtual memory: kernels and the host must read what
+// the other one wrote. Exits with 0 if all numbers are right.
 #include "hip.h"
 #include <stdlib.h>
 #include <string.h>
@@ -28,19 +28,19 @@ __global__ void add(int *data, int more) {
 
 static int pinned() {
     enum { N = 5000 };
-    /* small ones, which have a page in common, and a large one */
+    /* small arrays that share a page, and a large one */
     int *large = (int *)malloc(N * 64 * 4), *small = (int *)malloc(64 * 4), *near = (int *)malloc(64 * 4);
-    void *seen;
-    hipPointerAttribute_t what;
+    void *device_pointer;
+    hipPointerAttribute_t attributes;
     for (int i = 0; i < N * 64; i++) large[i] = i;
     for (int i = 0; i < 64; i++) small[i] = near[i] = i;
     CHECK(hipHostRegister(small, 64 * 4, 0));
     CHECK(hipHostRegister(near, 64 * 4, 0));
     CHECK(hipHostRegister(large, N * 64 * 4, 0));
     printf("again: %s\n", NAME(hipHostRegister(large + 5, 4, 0)));
-    CHECK(hipHostGetDevicePointer(&seen, large, 0));
-    CHECK(hipPointerGetAttributes(&what, large + 100));
-    if (seen != large || what.type != 1) return printf("type %d\n", what.type), 1;
+    CHECK(hipHostGetDevicePointer(&device_pointer, large, 0));
+    CHECK(hipPointerGetAttributes(&attributes, large + 100));
+    if (device_pointer != large || attributes.type != 1) return printf("type %d\n", attributes.type), 1;
     large[7] = 70;
     add<<<N, 64>>>(large, 1);
     add<<<1, 64>>>(small, 2);
@@ -73,12 +73,12 @@ static int mapped() {
     printf("twice: %s\n", NAME(hipMemMap((char *)place + size, size, 0, one, 0)));
     CHECK(hipMemSetAccess(place, 2 * size, &all, 1));
     CHECK(hipMemset(place, 0, 2 * size));
-    /* across both */
+    /* a copy across both mappings */
     int *data = (int *)((char *)place + size) - 32;
     add<<<1, 64>>>(data, 4);
     CHECK(hipDeviceSynchronize());
     if (data[0] != 4 || data[63] != 4) return printf("mapped %d %d\n", data[0], data[63]), 1;
-    /* the second one somewhere else, with what is in it */
+    /* map the second allocation at another address; it keeps its content */
     CHECK(hipMemRetainAllocationHandle(&same, (char *)place + size));
     CHECK(hipMemUnmap(place, 2 * size));
     CHECK(hipMemRelease(two));

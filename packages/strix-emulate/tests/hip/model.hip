@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Locks that a store gives back, and messages from one wave to another, right and wrong.
+// Locks that a store releases, and messages from one wave to another, correct and faulty.
 #include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define GROUP __HIP_MEMORY_SCOPE_WORKGROUP
 #define KERNEL extern "C" __global__ void
 #define LANE __builtin_amdgcn_workitem_id_x()
 #define BLOCK __builtin_amdgcn_workgroup_id_x()
-// what the compiler must not move loads across; no instruction
+// a barrier for the compiler, which must not move loads across it; it emits no instruction
 #define KEEP asm volatile("" ::: "memory")
 
 // Each wave's first lane adds 1 to *sum under the lock.
@@ -46,7 +46,7 @@ template <void take(int *, int *)> static __device__ void in_lds(int *data) {
 KERNEL exchange_lds(int *data) { in_lds<exchange_near>(data); }
 KERNEL compare_lds(int *data) { in_lds<compare_near>(data); }
 
-// Workgroup 0 stores 7, then a flag; workgroup 1 waits for the flag, loads, and says what it got.
+// Workgroup 0 stores 7, then a flag. Workgroup 1 waits for the flag, loads 7, and stores it in word 32.
 #define MESSAGE(name, ...) SENT(name, data[64] = 7, __VA_ARGS__)
 #define SENT(name, put, stores, loads, scope, before)                      \
     KERNEL name(int *data) {                                               \
@@ -67,7 +67,7 @@ MESSAGE(relaxed, __ATOMIC_RELAXED, __ATOMIC_RELAXED, AGENT, )
 MESSAGE(small_scope, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE, GROUP, )
 SENT(an_atomic, __hip_atomic_fetch_add(data + 64, 7, __ATOMIC_RELAXED, AGENT), __ATOMIC_RELEASE,
      __ATOMIC_RELAXED, AGENT, )
-// a word of the line that the message is in
+// before it waits, it loads another word of the message's cache line
 MESSAGE(old_line, __ATOMIC_RELEASE, __ATOMIC_RELAXED, AGENT, data[33] = data[65]; KEEP)
 
 KERNEL lds_beside_atomics(int *data) {
@@ -79,8 +79,8 @@ KERNEL lds_beside_atomics(int *data) {
     data[64 + LANE] = count;
 }
 
-// A radix top-k: per digit, two block reductions take turns in one temporary storage. hipCUB asks for
-// a barrier between them ("can be reused after __syncthreads()").
+// A radix top-k: for each digit, two block reductions use the same temporary storage. hipCUB requires a
+// barrier between them ("can be reused after __syncthreads()").
 static __device__ int block_sum(int *room, int mine) {
     for (int far = 16; far; far /= 2) mine += __builtin_amdgcn_ds_bpermute(4 * (LANE ^ far), mine);
     if (!(LANE & 31)) room[LANE / 32] = mine;
@@ -99,8 +99,8 @@ template <bool between> static __device__ void two_sums(int *data) {
 KERNEL storage_reused(int *data) { two_sums<false>(data); }
 KERNEL storage_reused_behind_a_barrier(int *data) { two_sums<true>(data); }
 
-// Two sorted halves of data[64...] merged by searches, as HeCBench's merge has them: without the
-// second bound the last thread reads behind a short half, and with arrays of their own, out of bounds.
+// Merge two sorted halves of data[64...] by searches, as HeCBench's merge does. Without the second bound,
+// the last thread reads behind a short half; if the halves are arrays of their own, it is out of bounds.
 template <bool bounded> static __device__ void merged(int *data) {
     const int length = 96, own = (int)LANE;
     int below = 0;

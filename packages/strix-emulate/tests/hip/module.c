@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Loads the code object that is its argument and launches by the module interface, with both ways
-   of passing arguments. Compiled by any C compiler. */
+/* Load the code object that is the argument, and launch its kernel by the module interface, with both
+   ways of passing arguments. Any C compiler compiles this. */
 #include "hip.h"
 
 int main(int count, char **names) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What kernels do through the device libraries (ockl.bc): print, say what they assert, wait for the whole
-// grid, allocate.
+// Features that kernels get from the device libraries (ockl.bc): printf, assert, a barrier of the grid, and
+// malloc.
 #include "hip.h"
 
-// What ROCm's small libraries beside it say of the target.
+// Facts about the target, which ROCm's other small libraries define.
 #define CONSTANT extern "C" __device__ __attribute__((constant)) const
 CONSTANT int __oclc_ABI_version = 500;
 CONSTANT int __oclc_ISA_version = 11501;
@@ -32,7 +32,7 @@ __global__ void check(const int *x) {
     }
 }
 
-/* Each workgroup reads what the next one wrote, twice. */
+/* Twice, each workgroup reads a word that the next one wrote. */
 __global__ void grid(int *data, int *out, int groups) {
     int i = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
     int next = (i + 64) % (groups * 64);
@@ -44,7 +44,7 @@ __global__ void grid(int *data, int *out, int groups) {
     }
 }
 
-/* What one launch allocates, small and large, another reads and frees. */
+/* One launch allocates small and large pieces; another one reads and frees them. */
 __global__ void allocate(int **out, int size) {
     int t = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
     int *here = (int *)__ockl_dm_alloc(size * 4);
@@ -58,18 +58,18 @@ __global__ void sum(int **in, int *out, int size) {
     __ockl_dm_dealloc((unsigned long)in[t]);
 }
 
-static int heap(int *got) {
+static int heap(int *result) {
     int **places, host[128];
     CHECK(hipMalloc((void **)&places, 128 * sizeof *places));
     for (int round = 0; round < 2; round++)
         for (int size = 5; size < 1101; size += 1095) {
             allocate<<<2, 64>>>(places, size);
-            sum<<<2, 64>>>(places, got, size);
-            CHECK(hipMemcpy(host, got, sizeof host, TO_HOST));
+            sum<<<2, 64>>>(places, result, size);
+            CHECK(hipMemcpy(host, result, sizeof host, TO_HOST));
             for (int t = 0; t < 128; t++)
                 if (host[t] != size * t + size * (size - 1) / 2) return printf("sum %d\n", host[t]), 1;
         }
-    /* more than there is */
+    /* more memory than the heap has */
     int *all[64], none = 0;
     allocate<<<1, 64>>>(places, 200000);
     CHECK(hipMemcpy(all, places, sizeof all, TO_HOST));
@@ -79,9 +79,9 @@ static int heap(int *got) {
 }
 
 int main() {
-    int host[384], *data, *got, groups = 6;
-    void *values[] = {&data, &got, &groups};
-    CHECK(hipMalloc((void **)&got, sizeof host));
+    int host[384], *data, *result, groups = 6;
+    void *values[] = {&data, &result, &groups};
+    CHECK(hipMalloc((void **)&result, sizeof host));
     for (int i = 0; i < 384; i++) host[i] = i;
     CHECK(hipMalloc((void **)&data, sizeof host));
     CHECK(hipMemcpy(data, host, sizeof host, TO_DEVICE));
@@ -93,10 +93,10 @@ int main() {
     CHECK(hipMalloc((void **)&other, sizeof host));
     values[0] = &other;
     CHECK(hipLaunchCooperativeKernel((void *)grid, groups, 64, values, 0, NULL));
-    CHECK(hipMemcpy(host, got, sizeof host, TO_HOST));
+    CHECK(hipMemcpy(host, result, sizeof host, TO_HOST));
     for (int i = 0; i < 384; i++)
         if (host[i] != 1000 + (i + 64) % 384) return printf("[%d] %d\n", i, host[i]), 1;
-    if (heap(got)) return 1;
+    if (heap(result)) return 1;
     check<<<1, 32>>>(data);
     printf("%s\n", hipGetErrorName(hipDeviceSynchronize()));
     return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two devices: each thread has its own, memory and streams know theirs, and peers read each other's.
-// Exits 0 if all is right.
+// Two devices: each thread has a current device, memory and streams belong to a device, and peers read each
+// other's memory. Exits with 0 if everything is right.
 #include "hip.h"
 #include <pthread.h>
 
@@ -20,7 +20,7 @@ __global__ void add(int *data, const int *more) {
     int t = __builtin_amdgcn_workitem_id_x();
     data[t] += more[t];
 }
-static void *of_thread(void *found) { return hipGetDevice((int *)found), (void *)0; }
+static void *read_device(void *device) { return hipGetDevice((int *)device), (void *)0; }
 #define SAY(call) printf("%s: %s\n", #call, hipGetErrorName(call))
 
 int main() {
@@ -39,7 +39,7 @@ int main() {
     CHECK(hipSetDevice(1));
     CHECK(hipMalloc((void **)&second, 128));
     CHECK(hipStreamCreate(&stream));
-    pthread_create(&thread, NULL, of_thread, &other);
+    pthread_create(&thread, NULL, read_device, &other);
     pthread_join(thread, NULL);
     CHECK(hipPointerGetAttribute(&of_memory, 9, second));
     CHECK(hipStreamGetDevice(stream, &of_stream));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A HIP program as people write them: kernels in the same file, launched with <<<>>>, shared memory,
-// atomics, variables of the device, streams and events. Exits 0 if all numbers are right.
+// A typical HIP program: kernels in the same file, launches by <<<>>>, shared memory, atomics, device
+// variables, streams and events. Exits with 0 if all numbers are right.
 #include "hip.h"
 
 __device__ int table[4] = {1, 10, 100, 1000};
@@ -34,12 +34,12 @@ int main() {
     double expected = 0;
     for (int i = 0; i < N; i++) a[i] = (float)i, b[i] = (float)(2 * i), expected += 3.0 * i;
     float *da, *db, *dc, *total;
-    int *found;
+    int *results;
     CHECK(hipMalloc((void **)&da, sizeof a));
     CHECK(hipMalloc((void **)&db, sizeof a));
     CHECK(hipMalloc((void **)&dc, sizeof a));
     CHECK(hipMalloc((void **)&total, 4));
-    CHECK(hipMalloc((void **)&found, 16));
+    CHECK(hipMalloc((void **)&results, 16));
     hipStream_t stream;
     hipEvent_t start, stop;
     CHECK(hipStreamCreate(&stream));
@@ -54,23 +54,23 @@ int main() {
     sum<128><<<(N + 127) / 128, 128, 0, stream>>>(dc, total, N);
     CHECK(hipEventRecord(stop, stream));
     CHECK(hipStreamSynchronize(stream));
-    int replaced = 7, seen[4], times;
-    float got, milliseconds;
+    int replaced = 7, words[4], times;
+    float total_sum, milliseconds;
     size_t size;
     CHECK(hipGetSymbolSize(&size, table));
     CHECK(hipMemcpyToSymbol(table, &replaced, 4, 8, TO_DEVICE));
-    look_up<<<1, 4>>>(found);
+    look_up<<<1, 4>>>(results);
     CHECK(hipMemcpy(c, dc, sizeof c, TO_HOST));
-    CHECK(hipMemcpy(&got, total, 4, TO_HOST));
-    CHECK(hipMemcpy(seen, found, 16, TO_HOST));
+    CHECK(hipMemcpy(&total_sum, total, 4, TO_HOST));
+    CHECK(hipMemcpy(words, results, 16, TO_HOST));
     CHECK(hipMemcpyFromSymbol(&times, &launches, 4, 0, TO_HOST));
     CHECK(hipEventElapsedTime(&milliseconds, start, stop));
     for (int i = 0; i < N; i++)
         if (c[i] != 3.0f * (float)i) return printf("c[%d] is %g\n", i, c[i]), 1;
-    double error = got / expected - 1;
-    printf("sum %g, table %d %d %d %d of %zu bytes, launches %d\n", got, seen[0], seen[1], seen[2],
-           seen[3], size, times);
-    if (error > 1e-5 || error < -1e-5 || seen[0] != 1 || seen[2] != 7 || seen[3] != 1000) return 1;
+    double error = total_sum / expected - 1;
+    printf("sum %g, table %d %d %d %d of %zu bytes, launches %d\n", total_sum, words[0], words[1],
+           words[2], words[3], size, times);
+    if (error > 1e-5 || error < -1e-5 || words[0] != 1 || words[2] != 7 || words[3] != 1000) return 1;
     if (size != 16 || times != 1 || !(milliseconds > 0)) return 1;
     CHECK(hipFree(da));
     CHECK(hipStreamDestroy(stream));

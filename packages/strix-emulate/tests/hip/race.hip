@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A library with a race: no barrier between a store to shared memory and another wave's load.
+// A library with a race: there is no barrier between a store to shared memory and another wave's load.
 #include "hip.h"
 
 __global__ void exchange(int *out) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Ignores the error of something that a GPU would do and the emulated device does not: an entry
-   point, or, with a code object and a name as arguments, a kernel. What comes after has to fail. */
+/* Ignore the error of an entry point that the emulated device does not support, or, with a code object
+   and a name as arguments, of such a kernel. All later calls have to fail. */
 #include "hip.h"
 
 hipError_t hipCreateTextureObject(void *, const void *, const void *, const void *);

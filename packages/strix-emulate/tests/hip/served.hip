@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Boxes that are copied and filled, libraries and their kernels, memory pools, priorities of streams, a
-// reset. The argument is this program's code object; exits 0 if all numbers are right.
+// Copies and fills of 2D and 3D regions, libraries and their kernels, memory pools, stream priorities, and a
+// reset. The argument is this program's code object. Exits with 0 if all numbers are right.
 #include "hip.h"
 #include <string.h>
 
@@ -65,7 +65,7 @@ static int boxes() {
 }
 
 static int library(const char *path) {
-    void *loaded, *kernels[4] = {NULL}, *one, *of;
+    void *loaded, *kernels[4] = {NULL}, *one, *owner;
     unsigned count;
     const char *first, *second;
     int *data, more = 5, host[4];
@@ -75,8 +75,9 @@ static int library(const char *path) {
     CHECK(hipKernelGetName(&first, kernels[0]));
     CHECK(hipKernelGetName(&second, kernels[1]));
     CHECK(hipLibraryGetKernel(&one, loaded, "add"));
-    CHECK(hipKernelGetLibrary(&of, one));
-    if (count != 2 || kernels[2] || one != kernels[0] || of != loaded) return printf("%u kernels\n", count), 1;
+    CHECK(hipKernelGetLibrary(&owner, one));
+    if (count != 2 || kernels[2] || one != kernels[0] || owner != loaded)
+        return printf("%u kernels\n", count), 1;
     CHECK(hipMalloc((void **)&data, 16));
     CHECK(hipMemset(data, 0, 16));
     void *values[] = {&data, &more};
@@ -89,29 +90,30 @@ static int library(const char *path) {
 }
 
 enum { THRESHOLD = 4, USED = 7, HIGH = 8 };
-static size_t of(void *pool, int what) {
+static size_t get(void *pool, int attribute) {
     size_t value;
-    return hipMemPoolGetAttribute(pool, what, &value) ? (size_t)-1 : value;
+    return hipMemPoolGetAttribute(pool, attribute, &value) ? (size_t)-1 : value;
 }
 static int pools() {
     hipMemPoolProps p = {hipMemAllocationTypePinned, {}, {hipMemLocationTypeDevice, 0}, NULL, 0, {0}};
     void *ours, *first, *now, *a, *b, *c;
-    size_t kept = 1 << 20, zero = 0;
+    size_t threshold = 1 << 20, zero = 0;
     CHECK(hipMemPoolCreate(&ours, &p));
     CHECK(hipDeviceGetDefaultMemPool(&first, 0));
-    CHECK(hipMemPoolSetAttribute(ours, THRESHOLD, &kept));
+    CHECK(hipMemPoolSetAttribute(ours, THRESHOLD, &threshold));
     CHECK(hipMallocFromPoolAsync(&a, 1000, ours, NULL));
     CHECK(hipMallocAsync(&b, 300, NULL));
     CHECK(hipDeviceSetMemPool(0, ours));
     CHECK(hipMallocAsync(&c, 500, NULL));
-    if (of(ours, USED) != 1500 || of(first, USED) != 300) return printf("used %zu\n", of(ours, USED)), 1;
+    if (get(ours, USED) != 1500 || get(first, USED) != 300)
+        return printf("used %zu\n", get(ours, USED)), 1;
     CHECK(hipFree(a));
     CHECK(hipDeviceGetMemPool(&now, 0));
-    if (now != ours || of(ours, USED) != 500 || of(ours, HIGH) != 1500 || of(ours, THRESHOLD) != kept ||
-        of(first, THRESHOLD) != 0)
-        return printf("high %zu\n", of(ours, HIGH)), 1;
+    if (now != ours || get(ours, USED) != 500 || get(ours, HIGH) != 1500 ||
+        get(ours, THRESHOLD) != threshold || get(first, THRESHOLD) != 0)
+        return printf("high %zu\n", get(ours, HIGH)), 1;
     CHECK(hipMemPoolSetAttribute(ours, HIGH, &zero));
-    if (of(ours, HIGH) != 500 || !hipMemPoolSetAttribute(ours, USED, &zero)) return printf("set\n"), 1;
+    if (get(ours, HIGH) != 500 || !hipMemPoolSetAttribute(ours, USED, &zero)) return printf("set\n"), 1;
     CHECK(hipFreeAsync(c, NULL));
     CHECK(hipMemPoolDestroy(ours));
     CHECK(hipDeviceGetMemPool(&now, 0));
@@ -119,12 +121,13 @@ static int pools() {
 }
 
 static int priorities() {
-    for (int wanted = -3; wanted < 4; wanted++) {
+    for (int requested = -3; requested < 4; requested++) {
         hipStream_t stream;
-        int got;
-        CHECK(hipStreamCreateWithPriority(&stream, 0, wanted));
-        CHECK(hipStreamGetPriority(stream, &got));
-        if (got != (wanted < -1 ? -1 : wanted > 1 ? 1 : wanted)) return printf("priority %d\n", got), 1;
+        int granted;
+        CHECK(hipStreamCreateWithPriority(&stream, 0, requested));
+        CHECK(hipStreamGetPriority(stream, &granted));
+        const int expected = requested < -1 ? -1 : requested > 1 ? 1 : requested;
+        if (granted != expected) return printf("priority %d\n", granted), 1;
         CHECK(hipStreamDestroy(stream));
     }
     return 0;

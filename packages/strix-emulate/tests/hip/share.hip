@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Two processes and one array: the second one gets a handle, adds to the array with a kernel of its own,
-// and waits for an event. With "forked" neither calls exec: both are forked before the device is used, and
-// have a device each. Exits 0 if all numbers are right.
+// Two processes share an array: the second one gets a handle, adds to the array by its own kernel, and waits
+// for an event. With "forked" neither calls exec: both are forked before the first use of the device, and
+// each has a device. Exits with 0 if all numbers are right.
 #include "hip.h"
 #include <string.h>
 #include <sys/wait.h>
@@ -20,7 +20,7 @@ __global__ void add(int *data, const int *more) {
     data[t] += more[t];
 }
 
-// By bytes, whose shadow has the most cells.
+// Touches bytes, for which the shadow memory has the most cells.
 __global__ void touch(volatile char *data) {
     int t = __builtin_amdgcn_workitem_id_x();
     data[t] = data[t];

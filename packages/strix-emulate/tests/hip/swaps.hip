@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Loops of compare-and-swaps, which begin with a plain load; and loads that only look like one.
+// Loops of compare-and-swaps that begin with a plain load, and loads that only look like such a load.
 #include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define GROUP __HIP_MEMORY_SCOPE_WORKGROUP
@@ -13,13 +13,13 @@ template <class T> static __device__ bool swap(T *at, T &old, T next, int scope)
                           : __hip_atomic_compare_exchange_strong(at, &old, next, __ATOMIC_RELAXED,
                                                                  __ATOMIC_RELAXED, GROUP);
 }
-// What programs write by hand: a plain load, then swaps until one succeeds.
+// A loop as programs write it: a plain load, then swaps until one succeeds.
 template <class T> static __device__ void add(T *at, T more, int scope = AGENT) {
     T old = *at;
     while (!swap(at, old, (T)(old + more), scope)) {}
 }
 
-// Each adds 1 for each wave to word 32; the first lane does it, or all of them.
+// Each kernel adds 1 per wave to word 32. The first lane adds, or all lanes do.
 KERNEL uniform_word(int *data) { if (!(LANE & 31)) add(data + 32, 1); }
 KERNEL uniform_pair(int *data) { if (!(LANE & 31)) add((int64_t *)(data + 32), (int64_t)1); }
 KERNEL uniform_float(int *data) {
@@ -34,7 +34,7 @@ KERNEL builtin_double(int *data) {
     __hip_atomic_fetch_max((double *)(data + 36), (double)BLOCK, __ATOMIC_RELAXED, AGENT);
     add(data + 32, 1);
 }
-// The other word is of the same load: another loop's, or a constant.
+// The same load also reads other words: of another loop, or constants.
 KERNEL two_cells(int *data) {
     if (LANE & 31) return;
     int a = data[32], b = data[33];
@@ -66,7 +66,7 @@ KERNEL each_lane_wide(int *data) {
     add((int64_t *)(data + 64) + (LANE & 31), (int64_t)1);
     if (!(LANE & 31)) add(data + 32, 1);
 }
-// of 16 bits, in a word of two
+// a swap of 16 bits, in a word of two halves
 KERNEL half_of_a_word(int *data) {
     if (LANE & 31) return;
     __hip_atomic_fetch_add((_Float16 *)data + 67, (_Float16)1, __ATOMIC_RELAXED, AGENT);
@@ -88,12 +88,12 @@ KERNEL in_lds(int *data) {
     if (!LANE) add(data + 32, (int)sum == count[0] && count[0] == count[1] ? count[0] : 1000);
 }
 
-// Wrong: what is loaded is not what is compared, or something else writes it.
+// Faulty: the loaded value is not the compared one, or another store changes the word.
 KERNEL not_compared(int *data) {
     if (LANE & 31) return;
-    int seen = data[32], old = 0;
+    int loaded = data[32], old = 0;
     while (!swap(data + 32, old, old + 1, AGENT)) {}
-    data[64 + 2 * BLOCK + LANE / 32] = seen;
+    data[64 + 2 * BLOCK + LANE / 32] = loaded;
 }
 KERNEL other_store(int *data) {
     if (LANE & 31) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Waves that wait for others of any workgroup: locks, barriers, flags; and some that wait for ever.
+// Waves that wait for waves of any workgroup by locks, barriers and flags; some wait forever.
 #include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define GROUP __HIP_MEMORY_SCOPE_WORKGROUP
@@ -17,7 +17,7 @@ static __device__ bool compare(int *at, int old, int next) {
                                                 AGENT);
 }
 
-// Word 32 counts the waves that came through; word 0 is the lock.
+// Word 0 is the lock. Word 32 counts the waves that held it.
 KERNEL compared_lock(int *data) {
     FIRST;
     while (!compare(data, 0, 1)) {}
@@ -30,7 +30,7 @@ KERNEL swapped_lock(int *data) {
     data[32]++;
     STORE(data, 0);
 }
-// It looks before it swaps.
+// It loads the lock before it swaps.
 KERNEL polite_lock(int *data) {
     FIRST;
     do {
@@ -46,7 +46,7 @@ KERNEL ticket_lock(int *data) {
     data[32]++;
     STORE(data, ticket + 1);
 }
-// Every fourth wave writes, when no one reads; the others read together.
+// Every fourth workgroup writes while no one reads. The others read at the same time.
 KERNEL reader_lock(int *data) {
     FIRST;
     if ((BLOCK & 3) == 0) {
@@ -58,13 +58,13 @@ KERNEL reader_lock(int *data) {
             const int readers = LOAD(data);
             if (readers >= 0 && compare(data, readers, readers + 1)) break;
         }
-        const int seen = LOAD(data + 33);
+        const int written = LOAD(data + 33);
         ADD(data, -1);
-        if (seen < 0) return;
+        if (written < 0) return;
     }
     ADD(data + 32, 1);
 }
-// Four times all wait for all.
+// A barrier of all workgroups, four times.
 KERNEL grid_barrier(int *data) {
     FIRST;
     for (int turn = 1; turn <= 4; turn++) {
@@ -76,7 +76,7 @@ KERNEL grid_barrier(int *data) {
     }
     ADD(data + 32, 1);
 }
-// Each workgroup waits for the one before it, by a flag of its own.
+// Each workgroup waits for the previous one. Each has a flag of its own.
 KERNEL in_turn(int *data) {
     FIRST;
     while (BLOCK && !LOAD(data + 64 + BLOCK)) {}
@@ -91,13 +91,13 @@ KERNEL by_volatile(int *data) {
     data[32]++;
     STORE(data + 65 + BLOCK, 1);
 }
-// The whole workgroup goes round the loop, by a barrier in it.
+// The loop has a barrier, so that the whole workgroup repeats it.
 KERNEL with_barriers(int *data) {
-    __shared__ int taken;
+    __shared__ int has_lock;
     for (;;) {
-        if (!LANE) taken = compare(data, 0, 1);
+        if (!LANE) has_lock = compare(data, 0, 1);
         meet();
-        const int mine = taken;
+        const int mine = has_lock;
         meet();
         if (mine) break;
     }
@@ -105,7 +105,7 @@ KERNEL with_barriers(int *data) {
     meet();
     if (!LANE) STORE(data, 0);
 }
-// In LDS: each wave adds under the lock.
+// The lock is in LDS, and each wave adds under it.
 KERNEL lock_of_lds(int *data) {
     __shared__ int own[2];
     if (LANE < 2) own[LANE] = 0;
@@ -118,7 +118,7 @@ KERNEL lock_of_lds(int *data) {
     meet();
     if (!LANE) ADD(data + 32, own[1]);
 }
-// No one sets the flag; they give up, and count in a register, in memory, or in LDS.
+// No one sets the flag. The waves count their turns in a register, in memory or in LDS, and give up.
 KERNEL gives_up(int *data) {
     FIRST;
     for (int i = 0; i < 3000 && !LOAD(data); i++) {}
@@ -138,7 +138,7 @@ KERNEL gives_up_by_lds(int *data) {
     ADD(data + 32, 1);
 }
 
-// They wait for ever.
+// These wait forever.
 KERNEL no_one_writes(int *data) {
     FIRST;
     while (!LOAD(data)) {}
