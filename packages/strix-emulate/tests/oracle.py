@@ -44,7 +44,11 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         two_kinds = (kind,) * 2
         three_kinds = (kind,) * 3
         for name, function in BINARY_FUNCTIONS.items():
-            table[f"v_{name}_{kind}"] = (kind, two_kinds, lambda a, b, f=form, o=function: o(a, b, f))
+            table[f"v_{name}_{kind}"] = (
+                kind,
+                two_kinds,
+                lambda a, b, f=form, o=function: o(a, b, f),
+            )
         table[f"v_subrev_{kind}"] = (kind, two_kinds, lambda a, b, f=form: subtract(b, a, f))
         table[f"v_fma_{kind}"] = (kind, three_kinds, lambda a, b, c, f=form: fma(a, b, c, f))
         for name, first, second in (

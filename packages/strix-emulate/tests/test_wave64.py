@@ -66,8 +66,8 @@ def differing(texts: list[str], seed: int = 0) -> list[str]:
 def generate(seed: int) -> list[str]:
     """Return one instruction of each vector mnemonic whose lanes exchange no data."""
     rng = random.Random(seed)
-    generate = [operands.operation(rng, *entry) for entry in selftest.tables() if entry[1] == "v"]
-    return [o.text for o in generate if "mbcnt" not in o.mnemonic]
+    operations = [operands.operation(rng, *entry) for entry in selftest.tables() if entry[1] == "v"]
+    return [o.text for o in operations if "mbcnt" not in o.mnemonic]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -40,7 +40,7 @@ SETS = {
     "liger-kernel": lambda: map(defer, *zip(*liger.SHIPPED["sample"], strict=True)),
     "sageattention": lambda: map(defer, *zip(*sage.SHIPPED["sample"], strict=True)),
 }
-#: Most workgroups of a launch. Those of sageattention are long, those of liger and aiter short.
+#: Maximum workgroups of a launch: sageattention's take long, liger's and aiter's are short.
 MAX_WORKGROUPS = dict.fromkeys(SETS, 32) | {"sageattention": 2, "liger-kernel": 2048}
 if has_aiter():
     MAX_WORKGROUPS["flash-attn"] = 2048

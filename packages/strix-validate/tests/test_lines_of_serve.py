@@ -77,7 +77,7 @@ def count_cache_bytes(config: dict, length: int) -> int:
 
 
 def describe_page(text: dict, mixer: str) -> tuple[int, int] | None:
-    """Return the bytes of a layer's block and its window; None if the layer caches no tokens."""
+    """Return the bytes of a block of 16-bit numbers, and the window; None if nothing is cached."""
     if mixer in ("linear_attention", "mamba", "conv", ""):
         return None
     if rank := text.get("kv_lora_rank"):
@@ -92,7 +92,6 @@ def refusal(config: dict, arguments: list[str]) -> str:
     """Return the start of vLLM's error message for a line, or "" if vLLM accepts the line."""
     options = flags(arguments)
     cache = int(options["--kv-cache-memory-bytes"].removesuffix("G")) * GIB
-
     text = find_text(config)
     if "type_vocab_size" in text or "encoder_layers" in text:
         return ""

@@ -88,7 +88,10 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "tokens behind the 65536th left out": ({"max_tokens": 65536}, "varlen-65600"),
     "sequences behind the fourth left out": ({"max_sequences": 4}, "batch-9"),
     "keys behind the 2048th left out": ({"max_keys": 2048}, "decode-4100"),
-    "queries behind the last key left out": ({"skips_queries_past_keys": True}, "cross-causal-long"),
+    "queries behind the last key left out": (
+        {"skips_queries_past_keys": True},
+        "cross-causal-long",
+    ),
     "NaN swallowed in causal calls": ({"swallows_nan_causal": True}, "nan"),
     "exp without maximum in backward": ({"no_maximum_backward": True}, "peaked"),
     "dropout repeats behind 64 queries": ({"dropout_tile": (64, 0)}, "dropout"),
