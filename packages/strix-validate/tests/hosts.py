@@ -123,7 +123,7 @@ HALO = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
 MACHINES = {
     "alone": ({}, HALO),
     "beside-discrete": (DISCRETE, {"__amdgpu": "0", "__amdgpu_arch": "11.0.0"}),
-    # sysfs is readable for all: only /dev/kfd is not
+    # all users can read sysfs, but this user may not open /dev/kfd
     "without-rights": (
         {"proc/self/status": "Uid:\t1000\nGid:\t1000\nGroups:\t1000\n"},
         HALO,
@@ -203,7 +203,7 @@ FAULTS = {
         },
     ),
     "beside-discrete-numbered-twice": (
-        # of the two that ROCr shows, in its order
+        # HIP's number counts the two devices that ROCr shows, in ROCr's order
         DISCRETE
         | environ(
             ROCR_VISIBLE_DEVICES="1,0", HIP_VISIBLE_DEVICES="1", CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-#: All programs of the outermost axis run if they are at most so many.
+#: If the outermost axis has at most this many programs, all of them run.
 _FEW = 8
 #: Prefixes of the modules that pass a check's call on to the library's function.
 _BETWEEN = ("torch.", "contextlib", "functools")
@@ -62,7 +62,7 @@ class Launches:
         """Record the number of trips of a loop in the function of a frame."""
         code = frame.f_code
         text = " ".join(linecache.getline(code.co_filename, frame.f_lineno).split("#")[0].split())
-        # the line counts from the function's first line, so that edits above it change no name
+        # a line number within the function, so that edits above the function do not change the name
         name = f"{code.co_name}+{frame.f_lineno - code.co_firstlineno} {text.rstrip(':')}"
         loops = self.kernels[self.kernel]["loops"]
         loops[name] = max(loops.get(name, 0), trips)

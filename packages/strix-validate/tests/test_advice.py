@@ -81,7 +81,7 @@ def describe_answer(config: dict) -> str:
 
 
 def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
-    """vllm-project/vllm#43559, #53912, #47194: wrong text and lost tool calls."""
+    """With both, text is wrong and tool calls are lost: vllm-project/vllm#43559, #53912, #47194."""
     text = describe_answer(SHAPES["Qwen3.6-35B-A3B"])
     assert '"method":"mtp"' in text and "--no-enable-prefix-caching" in text
     assert "vllm#53912 is open" in text
@@ -96,7 +96,7 @@ def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
 
 
 def test_blocks_of_fp8_are_slow() -> None:
-    """lemonade-sdk/vllm-rocm#36: 27B at half a token a second; 8 bits in groups at 3.7."""
+    """lemonade-sdk/vllm-rocm#36: a 27B model has 0.5 tokens/s, and 3.7 with 8 bits in groups."""
     config = SHAPES["Qwen3.8-27B"]
     text = describe_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
     assert "0.5 tokens/s (27B)" in text and "vllm-rocm#36" in text
@@ -149,7 +149,10 @@ def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
 
 
 def test_threads_that_were_right() -> None:
-    """vLLM starts: vllm#57712, vllm#49141, kyuz0/amd-strix-halo-toolboxes#41, lemonade#2368."""
+    """vLLM starts the models of these issues, as `models` says.
+
+    vllm#57712, vllm#49141, kyuz0/amd-strix-halo-toolboxes#41, lemonade#2368.
+    """
     gemma = answer.answer(THREADS["Gemma-3-27B-QAT-W4A16"], None, None)
     assert "RDNAHybridW4A16LinearKernel" in gemma.parts["linear"] and not gemma.refusal
     minimax = answer.answer(THREADS["MiniMax-M2-AWQ"], None, None)

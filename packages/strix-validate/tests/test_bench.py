@@ -19,7 +19,7 @@ from strix_validate.vllm import experts
 
 
 def test_operations_are_counted_once():
-    """The published rate of the largest size follows from its time; its script doubles the rate."""
+    """The largest size's published rate follows from its time. The script computes twice this rate."""
     assert bench.count_operations("tiny", False, "forward") == 4 * 128 * 128 * 64
     causal = bench.count_operations("xlarge", True, "forward")
     assert causal == 4 * 16 * 16 * 64 * (4096 * 4097 // 2)
@@ -122,7 +122,7 @@ def test_timer_times_what_it_is_given(monkeypatch):
 
 
 def test_full_attention_of_the_published_table_is_counted_as_full():
-    """Its script gives full attention the operations of causal attention: half the rate."""
+    """The published script counts causal operations for full attention, and so halves its rate."""
     body = bench.bodies(lambda *_: {"forward_tflops": 10.0, "backward_tflops": 11.0})[
         Check("bench/published/xlarge-full")
     ]

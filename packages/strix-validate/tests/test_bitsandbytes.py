@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of bitsandbytes: what is right passes, and each kind of fault is caught."""
+"""The checks of bitsandbytes: correct results pass, and each kind of fault is caught."""
 
 import sys
 
@@ -10,7 +10,7 @@ from strix_validate.checks import RunOptions, State
 from strix_validate.libraries import bitsandbytes_numerics
 from strix_validate.tiers import run_each
 
-#: A fault, and the check that is there for it.
+#: Faults, each with the check that must catch it.
 FAULTS = {
     "another table": "nf4-64-float16",
     "truncated": "nf4-128-float32",

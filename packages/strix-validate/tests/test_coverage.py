@@ -29,7 +29,7 @@ PATTERNS = [pattern for entry in REASONS for pattern in entry["of"]]
 
 
 def list_gaps(record: dict) -> Iterator[str]:
-    """Yield what no case of a library's record does."""
+    """Yield the gaps in a library's record: values, programs and trips that no case has."""
     for kernel, parts in record["kernels"].items():
         for flag, values in parts["flags"].items():
             compared = parts["compared"].get(flag, ())

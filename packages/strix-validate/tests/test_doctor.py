@@ -107,7 +107,7 @@ def test_a_cluster_needs_open_files(with_ray, cable, monkeypatch, limits, state,
 
 
 def kernel_package(flash_attn="flash-attn-2.8.3.post2-pyh1_0"):
-    """Files of an environment with packaged kernels, made for one build of flash-attn."""
+    """Return the files of an environment with packaged kernels for one build of flash-attn."""
     package = "flash-attn-kernels-gfx1151"
     record = {
         "depends": ["triton ==3.7.1 py312h1_0"],
@@ -186,7 +186,7 @@ def test_what_pixi_detects(machine, tmp_path):
     [
         ({}, {"CONDA_OVERRIDE_AMDGPU": ""}, {}),
         ({}, {"CONDA_OVERRIDE_AMDGPU_ARCH": ""}, {"__amdgpu": "0"}),
-        # an architecture alone is dropped
+        # pixi ignores an architecture without a GPU
         ({f"{hosts.KFD}/1/properties": None}, {"CONDA_OVERRIDE_AMDGPU_ARCH": "11.5.1"}, {}),
         (
             {},

@@ -107,7 +107,7 @@ def first_experts(model: str) -> list[DeferredCall]:
 
 @needs_vllm
 def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
-    """Three experts for each token: kernels have this number as a constant."""
+    """Three experts per token need other kernels, in which this number is a constant."""
     layer = replace(experts.LAYERS["Qwen3-235B-A22B"], top_k=3)
     kernels = find_kernels(
         list(vllm_calls.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64]))

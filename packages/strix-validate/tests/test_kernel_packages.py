@@ -22,7 +22,7 @@ from strix_validate.triton.stand_in import Lookup
 from strix_validate.vllm.experts import Experts, mixture
 from typer.testing import CliRunner
 
-#: As Triton 3.7.1 writes it.
+#: A matrix product in the intermediate code of Triton 3.7.1.
 PRODUCT = (
     "%4 = tt.dot %x, %y, %c : "
     "tensor<16x16xf16, #ttg.dot_op<{opIdx = 0, parent = #mma, kWidth = 16}>> * "
@@ -72,7 +72,7 @@ def metadata(*_) -> dict:
         ("mma1", "bf16", []),
         ("blocked", "f16", ["f16"]),
         ("blocked2", "i8", ["i8"]),
-        ("blocked", "f32", []),  # the unit has none for float32
+        ("blocked", "f32", []),  # the matrix unit has no products of float32
     ],
 )
 def test_a_product_without_the_matrix_unit_is_found(layout: str, number: str, lost: list) -> None:

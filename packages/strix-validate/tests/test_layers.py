@@ -95,7 +95,10 @@ def test_quick_has_each_group_head_dim_and_block_of_the_table():
 
 
 def test_sdpa_and_flash_attn_have_the_heads_of_each_model():
-    """Quick checks have each group of SDPA, for prompts and decoding; flash-attn has each model."""
+    """SDPA's quick checks have each number of query heads per key head, in prompts and decoding.
+
+    flash-attn's checks have each model's decoding.
+    """
     quick = [x for x in CASES if x.name.startswith("layer-") and x.size is Size.QUICK]
     for queries in (1, 40):
         groups = {x.heads // x.kv_heads for x in quick if x.seqlen_q == queries}

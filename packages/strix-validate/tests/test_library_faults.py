@@ -40,7 +40,7 @@ def short_sum(x, weight, out):
 
 
 def narrow_sum(x, weight, out):
-    """The sum is rounded to the dtype after each step."""
+    """Round the sum to the dtype after each step."""
     out.zero_()
     for i in range(x.shape[1]):
         out += x[:, i : i + 1] * weight[i : i + 1]

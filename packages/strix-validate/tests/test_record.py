@@ -224,7 +224,7 @@ def test_only_means_the_same_in_every_tier():
     ],
 )
 def test_a_name_of_another_size_or_device_is_an_error(tier, name):
-    """Otherwise nobody would notice it beside a name that fits."""
+    """Without an error, nobody would notice that one of two names selects nothing."""
     fits = next(
         c.id for c in tiers.load(tier).checks() if tiers.load(tier).applies(c, RunOptions())
     )

@@ -152,7 +152,7 @@ FAULTS = {
 @pytest.mark.parametrize("faults", FAULTS)
 def test_each_fault_is_caught(faults, examine):
     failing = FAULTS[faults]
-    # no server is started if no check that needs one is to fail
+    # checks that need a server are left out if none of them is to fail
     results = examine(faults, SERVED if failing.keys() <= SERVED else OFFLINE | failing.keys())
     assert {n for n, r in results.items() if r.state is not State.PASSED} == failing.keys(), results
     assert all(results[name].state is State.FAILED for name in failing)

@@ -30,7 +30,7 @@ def serving(handler=trained_chat.Handler, **options):
 @pytest.fixture
 def judged(monkeypatch):
     """A function that runs all checks of a server, or the named ones; results by name."""
-    monkeypatch.setenv("PATH", "")  # no vllm of the machine's
+    monkeypatch.setenv("PATH", "")  # the machine's vllm must not be found
 
     def run(names=None, **options):
         with serving(**options) as server:

@@ -27,7 +27,10 @@ source = "https://example.org/1"
 
 
 def results(**measured):
-    """Return a result for each check. Its name has "_" for "/" and "-", its value is measured."""
+    """Return passed results from keywords.
+
+    A keyword is a check's id with "_" for "/" and "-". Its value has the measured numbers.
+    """
     return [
         Result(Check(name.replace("_", "/", 1).replace("_", "-")), State.PASSED, "", values)
         for name, values in measured.items()

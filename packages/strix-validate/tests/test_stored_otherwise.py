@@ -80,7 +80,7 @@ def test_a_gguf_file_is_answered(tmp_path: Path) -> None:
     result = json.loads(output)
     assert (result["weights"], result["token"]) == (SIZE, 2 * 2 * 2 * 2 * 64)
     assert result["length"] == 40960
-    assert run(tmp_path)[0] == 0  # its folder
+    assert run(tmp_path)[0] == 0  # the file's folder is accepted, too
 
 
 def test_the_line_that_serves_a_gguf_file(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_hostile_gguf_file_gives_one_message(name: str, padding: int, tmp_path
     file = tmp_path / "model.gguf"
     file.write_bytes(HOSTILE[name])
     with file.open("r+b") as opened:
-        opened.truncate(len(HOSTILE[name]) + padding)  # zeros that take no room on the disk
+        opened.truncate(len(HOSTILE[name]) + padding)  # a sparse end of zeros
     status, output = run(file)
     assert status == 2 and "Traceback" not in output
     assert "cannot be read as a GGUF file" in output or "is it a model" in output
