@@ -36,13 +36,13 @@ PROGRAMS = {
         "not joined: hipErrorStreamCaptureUnjoined",
         "no capture: hipErrorIllegalState",
     ],
-    # boxes, libraries, pools and a reset
+    # 2D and 3D regions, libraries, memory pools and a reset
     "served": [
         "pitch: hipErrorInvalidPitchValue, hipErrorInvalidPitchValue",
         "library: add, again; not there: hipErrorNotFound",
         "reset: hipErrorInvalidHandle, hipErrorInvalidValue",
     ],
-    # graphs are updated and allocate
+    # graphs that are updated or allocate memory
     "graph_memory": [
         "more nodes: hipErrorGraphExecUpdateFailure 2",
         "another kind: hipErrorGraphExecUpdateFailure 3",

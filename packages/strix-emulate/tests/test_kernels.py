@@ -43,7 +43,7 @@ def test_schedules_and_poison_do_not_change_results():
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "causal"])
 def attention(request):
-    """A kernel's instructions and its judge, with the cases of the shares in docs/emulator.md."""
+    """A kernel's instructions and its judge, with the cases of docs/emulator.md."""
     causal = request.param
     cases = fixtures.mutation_cases(causal)
     runs = [fixtures.run_attention(causal, case) for case in cases]

@@ -89,6 +89,6 @@ def test_a_launch_that_hangs_is_ended_by_the_clock(monkeypatch):
     with pytest.raises(Trap) as trap:
         execute(forever, threads=64, seconds=0.05, budget=10**12)
     assert trap.value.kind == "budget"
-    # kernel, program counter, wave
+    # the message names the kernel, the program counter and the wave
     assert "test at 0x" in str(trap.value)
     assert "more than 0.05 seconds; wave 0 of workgroup 0 is at 0x" in str(trap.value)

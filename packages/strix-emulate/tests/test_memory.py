@@ -208,6 +208,6 @@ def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatc
     }
     for tags in (second.written, second.read, second.swapped, second.writers):
         assert len(tags) == (1 << 20) - 15 and not tags.any()
-    # larger pages are not kept
+    # tags beyond the limit are not kept
     Memory("memory", 1 << 26).release_tags()
     assert pages.cached_bytes() <= pages._CACHE_LIMIT

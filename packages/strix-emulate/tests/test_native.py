@@ -181,9 +181,9 @@ def test_locks_and_counters_give_the_same_bits(checks):
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch):
-    """C checks it if each wave's cells follow those of the previous wave.
+    """C checks such accesses if each wave's cells follow those of the previous wave.
 
-    Once, numpy did this, which took most of the time. Without the lock both find a race.
+    numpy would take most of the time. Without the lock both find a race.
     """
     by_numpy = []
     step = native_check.Step.execute

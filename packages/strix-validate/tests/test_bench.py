@@ -19,7 +19,7 @@ from strix_validate.vllm import experts
 
 
 def test_operations_are_counted_once():
-    """The largest size's published rate follows from its time. The script computes twice this rate."""
+    """The published rate follows from the published time. The script computes twice the rate."""
     assert bench.count_operations("tiny", False, "forward") == 4 * 128 * 128 * 64
     causal = bench.count_operations("xlarge", True, "forward")
     assert causal == 4 * 16 * 16 * 64 * (4096 * 4097 // 2)

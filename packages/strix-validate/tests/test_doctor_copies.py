@@ -35,7 +35,7 @@ int hipMemcpy(void *to, const void *from, size_t size, int kind) {
 }
 """
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="a C compiler makes the stub")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to build the stub")
 
 
 def make_stub(tmp_path, seconds=0, status=0):

@@ -115,7 +115,7 @@ def test_values_of_a_neighbour_in_a_nested_tensor_are_caught(monkeypatch):
         assert result.state is state, result.reason
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU captures graphs")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU to capture graphs")
 @pytest.mark.parametrize(
     ("broken", "body"), [(kept_result(), "captured"), (neighbours_values, "nested")]
 )

@@ -217,7 +217,8 @@ def installed() -> str:
 
 
 @pytest.mark.skipif(
-    installed() != defaults.contents()["transformers"], reason="another transformers, or none"
+    installed() != defaults.contents()["transformers"],
+    reason="another version of transformers, or none",
 )
 def test_the_table_of_defaults_is_transformers_own() -> None:
     assert defaults.collect() == defaults.contents()

@@ -288,7 +288,7 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
 
 
-needs_table = pytest.mark.skipif(bool(find_spec("vllm")), reason="vLLM answers, not the table")
+needs_table = pytest.mark.skipif(bool(find_spec("vllm")), reason="with vLLM, the table is not used")
 
 
 def test_another_gpu_is_not_answered_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
