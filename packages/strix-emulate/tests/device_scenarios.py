@@ -47,7 +47,8 @@ def load(path: str, kernel: str) -> c_void_p:
 def launch(function: c_void_p, grid: int, threads: int, *arguments) -> str:
     values = (c_void_p * (len(arguments) + 2))(*(ctypes.addressof(x) for x in arguments))
     null = c_void_p()
-    values[-2] = values[-1] = ctypes.addressof(null)
+    values[-2] = ctypes.addressof(null)
+    values[-1] = ctypes.addressof(null)
     return call("hipModuleLaunchKernel", function, grid, 1, 1, threads, 1, 1, 0, None, values, None)
 
 

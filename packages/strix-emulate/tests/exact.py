@@ -31,7 +31,9 @@ def value(bits: int, form: tuple):
     field = bits >> (precision - 1) & (1 << (width - precision)) - 1
     fraction = bits & (1 << (precision - 1)) - 1
     if field == (1 << (width - precision)) - 1:
-        return ("nan" if fraction else "-inf" if negative else "inf"), negative
+        if fraction:
+            return "nan", negative
+        return ("-inf" if negative else "inf"), negative
     scale = min_exponent - precision + 1
     significand = fraction if field == 0 else (fraction | 1 << (precision - 1)) << (field - 1)
     number = significand * power_of_two(scale)
@@ -200,11 +202,11 @@ def convert(a: int, source: tuple, target: tuple) -> int:
 def make_rounding(rounding: Callable, form: tuple = F32) -> Callable:
     def run(a: int) -> int:
         x, negative = value(a, form)
-        return (
-            a
-            if isinstance(x, str) and x != "nan"
-            else encode(x if x == "nan" else Fraction(rounding(x)), form, negative)
-        )
+        if x == "nan":
+            return encode(x, form, negative)
+        if isinstance(x, str):
+            return a
+        return encode(Fraction(rounding(x)), form, negative)
 
     return run
 

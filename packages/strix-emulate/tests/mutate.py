@@ -42,10 +42,11 @@ class Verdicts:
 
 def delete(instructions: list[Instruction], address: int) -> list[Instruction]:
     """Return a copy in which the instruction at an address does nothing."""
-    return [
-        replace(_NOTHING, address=ins.address, size=ins.size) if ins.address == address else ins
-        for ins in instructions
-    ]
+    result = list(instructions)
+    for i, ins in enumerate(instructions):
+        if ins.address == address:
+            result[i] = replace(_NOTHING, address=address, size=ins.size)
+    return result
 
 
 def judge_deletions(

@@ -4,9 +4,11 @@
 `python native_check.py 1000` compares 40,000 instructions and prints the differences.
 """
 
+import itertools
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -100,34 +102,38 @@ _DPP_NAMES = (
     "v_cmp_gt_f32_e64_dpp s12, v2, v3",
     "v_add_f16_dpp v1.l, v2.h, v3.l",
 )
-RARE += [
-    f"{name} {how} {end}"
-    for name in _DPP_NAMES
-    for how in _DPP
-    for end in (("", "fi:1") if "dpp8" in how else _DPP_ENDS)
-]
-RARE += [
-    f"{name}_e64 "
-    + ", ".join(
-        f"v{i + 1}" + (".l" if "16" in name else "")
-        for i in range(1 + len(operations.TABLE[name][1]))
-    )
-    + " clamp"
-    for name in sorted(operations.SATURATING & operations.TABLE.keys())
-]
-RARE += [
-    f"{name} v1, "
-    + ", ".join(operands[: len(subdword.PACKED[name][1])])
-    + how.replace("2", "1,1,0"[: 2 * len(subdword.PACKED[name][1]) - 1])
-    for name in sorted(subdword.PACKED.keys() - {"v_pk_fmac_f16"})
-    for operands, how in (
-        (("v2", "s3", "v4"), ""),
-        (("v1", "v1", "v1"), " op_sel:[2]"),
-        (("v3", "0x40003c00", "v1"), " op_sel_hi:[2]"),
-        (("v2", "1.0", "v3"), " clamp"),
-        (("v2", "v1", "v3"), " neg_lo:[2]" if name.endswith("f16") else " op_sel:[2]"),
-    )
-]
+
+
+def _list_dpp() -> Iterator[str]:
+    for name, how in itertools.product(_DPP_NAMES, _DPP):
+        for end in ("", "fi:1") if "dpp8" in how else _DPP_ENDS:
+            yield f"{name} {how} {end}"
+
+
+def _list_saturating() -> Iterator[str]:
+    for name in sorted(operations.SATURATING & operations.TABLE.keys()):
+        sources = operations.TABLE[name][1]
+        half = ".l" if "16" in name else ""
+        registers = ", ".join(f"v{i + 1}{half}" for i in range(1 + len(sources)))
+        yield f"{name}_e64 {registers} clamp"
+
+
+def _list_packed() -> Iterator[str]:
+    for name in sorted(subdword.PACKED.keys() - {"v_pk_fmac_f16"}):
+        count = len(subdword.PACKED[name][1])
+        bits = ",".join(["1", "1", "0"][:count])
+        last = "neg_lo" if name.endswith("f16") else "op_sel"
+        for sources, modifier in (
+            (("v2", "s3", "v4"), ""),
+            (("v1", "v1", "v1"), f" op_sel:[{bits}]"),
+            (("v3", "0x40003c00", "v1"), f" op_sel_hi:[{bits}]"),
+            (("v2", "1.0", "v3"), " clamp"),
+            (("v2", "v1", "v3"), f" {last}:[{bits}]"),
+        ):
+            yield f"{name} v1, {', '.join(sources[:count])}{modifier}"
+
+
+RARE += [*_list_dpp(), *_list_saturating(), *_list_packed()]
 RARE += ["v_pk_fmac_f16 v1, s2, v3", "v_pk_fmac_f16 v1, v1, v1"]
 #: Modes in which kernels start.
 MODES = (

@@ -50,7 +50,7 @@ def square_root(x: Fraction) -> Fraction:
 
 def _exp2(x, _negative):
     if isinstance(x, str):
-        return {"inf": "inf", "-inf": Fraction(0)}[x], False
+        return ("inf" if x == "inf" else Fraction(0)), False
     integer = math.floor(x)
     return Fraction(2.0 ** float(x - integer)) * power_of_two(integer), False
 
@@ -66,7 +66,9 @@ def _log2(x, negative):
 def _reciprocal(x, negative):
     if isinstance(x, str):
         return Fraction(0), negative
-    return (1 / x, negative) if x else ("-inf" if negative else "inf", negative)
+    if x == 0:
+        return ("-inf" if negative else "inf"), negative
+    return 1 / x, negative
 
 
 def _square_root(x, negative):
@@ -112,7 +114,8 @@ def _approximated(function: Callable, form: tuple, flushes: bool) -> Callable:
         number, sign = function(Fraction(0) if flushes and small else x, negative)
         result = near(number, form, sign)
         if flushes:
-            result = {b & top if b & ~top < tiny else b for b in result}
+            denormal = {b for b in result if b & ~top < tiny}
+            result = (result - denormal) | {b & top for b in denormal}
         if 0 in result or top in result:
             # the sign of a zero is not documented
             result |= {0, top}
@@ -261,7 +264,12 @@ def _in_class(form: tuple) -> Callable:
         x, negative = value(bits, form)
         if x == "nan":
             return class_mask >> bool(bits & quiet) & 1
-        size = 3 if isinstance(x, str) else 0 if x == 0 else 1 if _is_denormal(bits, form) else 2
+        if isinstance(x, str):
+            size = 3
+        elif x == 0:
+            size = 0
+        else:
+            size = 1 if _is_denormal(bits, form) else 2
         return class_mask >> (5 - size if negative else 6 + size) & 1
 
     return run
@@ -346,7 +354,9 @@ def _cube(name: str) -> Callable:
             ma = x
         if name == "id":
             return encode(Fraction(face + low), F32)
-        return {"sc": sc[low], "tc": tc[low], "ma": add(ma, ma, F32)}[name]
+        if name == "ma":
+            return add(ma, ma, F32)
+        return sc[low] if name == "sc" else tc[low]
 
     return run
 

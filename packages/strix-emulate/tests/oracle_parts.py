@@ -118,8 +118,14 @@ def dot(bits: int, mixed: bool) -> Choice:
             total = signed(c) if mixed else c
             for i in range(0, 32, bits):
                 x, y = (v >> i & (1 << bits) - 1 for v in (a, b))
-                total += (signed(x, bits) if signs[0] else x) * (signed(y, bits) if signs[1] else y)
-            return clip(total, "i32" if mixed else "u32") if clamp else total
+                if signs[0]:
+                    x = signed(x, bits)
+                if signs[1]:
+                    y = signed(y, bits)
+                total += x * y
+            if clamp:
+                return clip(total, "i32" if mixed else "u32")
+            return total
 
         return text + (" clamp" if clamp else ""), run
 
@@ -162,10 +168,11 @@ def mixed(target: tuple) -> Choice:
         halves = [h & n for h, n in zip(halves, narrow, strict=True)]
 
         def run(*sources):
-            parts = [
-                convert(x >> 16 * h & 0xFFFF, F16, F32) if n else x
-                for x, h, n in zip(sources, halves, narrow, strict=True)
-            ]
+            parts = []
+            for x, half, is_narrow in zip(sources, halves, narrow, strict=True):
+                if is_narrow:
+                    x = convert(x >> 16 * half & 0xFFFF, F16, F32)
+                parts.append(x)
             return convert(fma(*parts, F32), F32, target)
 
         return f" op_sel:{halves} op_sel_hi:{narrow}".replace(", ", ","), run

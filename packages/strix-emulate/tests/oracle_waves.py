@@ -107,7 +107,8 @@ def _swap_halves(rng: random.Random) -> Case:
             V[a][i] += (q - p) << x
             V[b][i] += (p - q) << y
 
-    return f"v_swap_b16 v{a}.{'lh'[x > 0]}, v{b}.{'lh'[y > 0]}", run
+    halves = {0: "l", 16: "h"}
+    return f"v_swap_b16 v{a}.{halves[x]}, v{b}.{halves[y]}", run
 
 
 def _masked_sums(rng: random.Random) -> Case:
@@ -140,7 +141,9 @@ def _move_relative(name: str) -> Callable[[random.Random], Case]:
         def run(V, S):
             S[M0] = m0
             source = v + low if "rels" in name else v
-            target = d + (high if "_2_" in name else low) if "d_" in name else d
+            target = d
+            if "d_" in name:
+                target += high if "_2_" in name else low
             old = list(V[source])
             for i in _active(S):
                 V[target][i] = old[i]
@@ -267,14 +270,11 @@ def _dual(rng: random.Random) -> Case:
 
     def run(V, S):
         for i in _active(S):
-            got = [
-                _DUAL[name](V[a][i], V[b][i], V[d][i]) & 0xFFFFFFFF
-                for name, (d, a, b) in ((first, x), (second, y))
-            ]
-            V[x[0]][i], V[y[0]][i] = (
-                Between(F32, bits, bits, None, 0) if "f32" in name else bits
-                for name, bits in zip((first, second), got, strict=True)
-            )
+            results = []
+            for name, (d, a, b) in ((first, x), (second, y)):
+                bits = _DUAL[name](V[a][i], V[b][i], V[d][i]) & 0xFFFFFFFF
+                results.append(Between(F32, bits, bits, None, 0) if "f32" in name else bits)
+            V[x[0]][i], V[y[0]][i] = results
 
     return " :: ".join(parts), run
 
@@ -287,9 +287,11 @@ def _elements(V, first: int, kind: str, sign: bool) -> list[list]:
     for lane in range(16):
         words = [V[first + k // per][lane] >> k % per * bits & (1 << bits) - 1 for k in range(16)]
         if bits == 16:
-            rows.append([value(w, F16 if kind == "f16" else B16)[0] for w in words])
-        else:
-            rows.append([signed(w, bits) if sign else w for w in words])
+            form = F16 if kind == "f16" else B16
+            words = [value(w, form)[0] for w in words]
+        elif sign:
+            words = [signed(w, bits) for w in words]
+        rows.append(words)
     return rows
 
 

@@ -261,13 +261,19 @@ def _stray(done: Operation, before: Waves, after: Waves) -> str:
     """Return which register changed that is not a destination, or ""."""
     V = before.V ^ after.V
     S = before.S ^ after.S
-    S[EXEC : EXEC + (2 if done.kind == "u64" and "exec_" in done.mnemonic else 1)] = 0
+    S[EXEC] = 0
+    if done.kind == "u64" and "exec_" in done.mnemonic:
+        S[EXEC + 1] = 0
     if done.flag is not None:
         S[done.flag] = 0
     if target := done.target:
         file = V if target.file == "v" else S
         halves = target.file == "v" and done.kind[-2:] == "16"
-        file[target.index] &= (0xFFFF if target.high else 0xFFFF0000) if halves else 0
+        if halves:
+            # the other half of the register must not change
+            file[target.index] &= 0xFFFF if target.high else 0xFFFF0000
+        else:
+            file[target.index] = 0
         if done.kind.endswith("64"):
             file[target.index + 1] = 0
     for name, changed in (("v", V), ("s", S)):

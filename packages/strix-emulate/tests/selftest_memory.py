@@ -198,7 +198,8 @@ def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str
     two = op in ("cmpswap", "cmpstore", "mskor")
     words = size // 4
     first = "v4" if size == 4 else "v[4:5]"
-    both = f"v[4:{3 + words * (2 if two else 1)}]" if two or size == 8 else "v4"
+    data_words = 2 * words if two else words
+    both = "v4" if data_words == 1 else f"v[4:{3 + data_words}]"
     old = "v20" if size == 4 else "v[20:21]"
     before, after = PLACES[place]
     if space == "ds":
@@ -240,7 +241,11 @@ def _in_buffer(place: str) -> str:
 def _type(kind: str) -> tuple[int, bool, str]:
     """Return the bytes, whether the sign is extended, and "low" or "high" for half a register."""
     letter, bits = re.search(r"(?:^|_)([bui])(\d+)", kind).groups()
-    half = "high" if "hi" in kind else "low" if "d16" in kind else ""
+    half = ""
+    if "hi" in kind:
+        half = "high"
+    elif "d16" in kind:
+        half = "low"
     return int(bits) // 8, letter == "i", half
 
 
@@ -306,15 +311,17 @@ def _two_addresses(name: str) -> Case:
     pairs = list(zip(_split_cells(data), _split_cells(cells), strict=True))
     if "load" in name:
         body += f"{name} v[20:{19 + size // 2}], v1 {offsets}\n" + FROM_LDS
-        loaded = [held[:size] + (a[:size] if far else held[size : 2 * size]) for a, held in pairs]
+        loaded = [held[: 2 * size] for _, held in pairs]
+        if far:
+            loaded = [held[:size] + a[:size] for a, held in pairs]
         return Case(name, body, data, cells, _split_cells(cells), loaded)
     body += f"{name} v1, {first}, {second} {offsets}\n{FROM_LDS}"
     body += f"ds_load_b{8 * size} {result_register}, v1 offset:512\n"
     stored = size if far else 2 * size
     result = [a[:stored] + held[stored:] for a, held in pairs]
-    return Case(
-        name, body, data, cells, result, [a[size : 2 * size] if far else a[:size] for a, _ in pairs]
-    )
+    start = size if far else 0
+    returned = [a[start : start + size] for a, _ in pairs]
+    return Case(name, body, data, cells, result, returned)
 
 
 def _scalar(name: str, words: int) -> Iterator[Case]:
@@ -354,5 +361,5 @@ s_mov_b32 exec_lo, -1
     result = _split_cells(cells)
     result[2] = values[2] + result[2][4:]
     untouched = (0x55667788).to_bytes(4, "little")
-    returned = [(values[0] if i < 20 else untouched) + values[1] for i in range(32)]
+    returned = 20 * [values[0] + values[1]] + 12 * [untouched + values[1]]
     return Case(name, body, data, cells, result, returned)

@@ -78,7 +78,8 @@ def compress(plain: bytes, version: int, method: int) -> bytes:
         data = zlib.compress(plain)
     else:
         zstd = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
-        zstd.ZSTD_compressBound.restype = zstd.ZSTD_compress.restype = ctypes.c_size_t
+        zstd.ZSTD_compressBound.restype = ctypes.c_size_t
+        zstd.ZSTD_compress.restype = ctypes.c_size_t
         buffer = ctypes.create_string_buffer(zstd.ZSTD_compressBound(ctypes.c_size_t(len(plain))))
         size = zstd.ZSTD_compress(
             buffer, ctypes.c_size_t(len(buffer)), plain, ctypes.c_size_t(len(plain)), 3

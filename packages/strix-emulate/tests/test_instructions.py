@@ -60,11 +60,10 @@ def test_division_rounds_correctly(kind, waves, places):
     n, d = draw.view(dtype)[..., 0]
     pairs = np.array([(x, y) for x in edges for y in edges], dtype)
     n.flat[: len(pairs)], d.flat[: len(pairs)] = pairs.T
-    registers = {
-        f"v{first + i}": draw[which, ..., i]
-        for which, first in enumerate(places[:2])
-        for i in range(words)
-    }
+    registers = {}
+    for i in range(words):
+        registers[f"v{places[0] + i}"] = draw[0, ..., i]
+        registers[f"v{places[1] + i}"] = draw[1, ..., i]
     g = run(DIVISION[kind], waves=waves, **registers)
     bits = np.ascontiguousarray(g.V[places[2] : places[2] + words].transpose(1, 2, 0))
     got = bits.view(dtype)[..., 0]

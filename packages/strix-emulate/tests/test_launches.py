@@ -47,9 +47,13 @@ def launch(shared: Program, data: np.ndarray, length: int, **options):
 @pytest.mark.parametrize("native", [False, True])
 def test_a_program_is_compiled_once(monkeypatch, native):
     steps = []
-    monkeypatch.setattr(
-        program, "_step", lambda *x, make_step=program._step: steps.append(x) or make_step(*x)
-    )
+    make_step = program._step
+
+    def count_step(*arguments):
+        steps.append(arguments)
+        return make_step(*arguments)
+
+    monkeypatch.setattr(program, "_step", count_step)
     shared = Program(decode(code(BODY)))
     for start in range(3):
         got, arena = launch(shared, np.arange(64) + start, 64, native=native)
@@ -66,12 +70,19 @@ def test_equal_instructions_are_read_and_made_once(monkeypatch):
     """In unoptimised code, nine of ten instructions occur more than once."""
     read = []
     compiled_instructions = []
-    fields = encodings.fields
-    compiled = program._compile
-    monkeypatch.setattr(encodings, "fields", lambda *x: read.append(x) or fields(*x))
-    monkeypatch.setattr(
-        program, "_compile", lambda *x: compiled_instructions.append(x[0]) or compiled(*x)
-    )
+    read_fields = encodings.fields
+    compile_instruction = program._compile
+
+    def count_read(*arguments):
+        read.append(arguments)
+        return read_fields(*arguments)
+
+    def count_compile(*arguments):
+        compiled_instructions.append(arguments[0])
+        return compile_instruction(*arguments)
+
+    monkeypatch.setattr(encodings, "fields", count_read)
+    monkeypatch.setattr(program, "_compile", count_compile)
     line = "v_add_nc_u32_e32 v7, 0x1234567, v7\n"
     instructions = decode(code(20 * line + BODY))
     assert [ins.address for ins in instructions[:20]] == list(range(0, 160, 8))

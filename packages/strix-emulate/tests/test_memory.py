@@ -198,7 +198,8 @@ def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatc
     monkeypatch.setattr(pages, "_cache", {})
     first = Memory("memory", (4 << 20) - 4)
     address = first.written.ctypes.data
-    first.written[[0, 5000, -1]] = first.writers[[7, -1]] = 1
+    first.written[[0, 5000, -1]] = 1
+    first.writers[[7, -1]] = 1
     first.release_tags()
     second = Memory("memory", (4 << 20) - 64)
     assert address in {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compare C with numpy: every operation bit for bit, and whole kernels. Also test without C."""
 
+import itertools
 import os
 import re
 import shutil
@@ -65,10 +66,9 @@ def test_every_operation_gives_what_numpy_gives(width):
         if not name.endswith(("f16", "f64")) and not name.startswith(("v_dot4", "v_dot8"))
     } <= {
         f"{cmp}_{test}_{kind}{bits}"
-        for cmp in ("v_cmp", "v_cmpx")
-        for test in "ft"
-        for kind in "fiu"
-        for bits in (16, 32, 64)
+        for cmp, test, kind, bits in itertools.product(
+            ("v_cmp", "v_cmpx"), "ft", "fiu", (16, 32, 64)
+        )
     } | {
         f"s_{name}_{kind}"
         for kind in ("b32", "b64")
@@ -93,7 +93,18 @@ s_mov_b32 exec_lo, 0xf3ff0f5a
 _APART = "s_mov_b32 exec_lo, -1\nv_lshlrev_b32 v1, 4, v0\n"
 
 
-def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
+def record_numpy_steps(patch, record):
+    """Call `record` with the mnemonic and the group of each step that numpy executes."""
+    execute_step = native_check.Step.execute
+
+    def record_and_execute(self, group, checks):
+        record(self.instruction.name, group)
+        return execute_step(self, group, checks)
+
+    patch.setattr(native_check.Step, "execute", record_and_execute)
+
+
+def compare_accesses(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
     """Compare loads, stores and atomics in C and numpy.
 
     Args:
@@ -104,9 +115,9 @@ def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
         The mnemonics whose results differ, and those that numpy executed in C's place; "of LDS" is
         appended to flat accesses of LDS.
     """
+    names_in_numpy = []
     by_numpy = set()
     differences = []
-    original = native_check.Step.execute
     cases = [case for case in selftest_memory.cases() if re.match(names, case.mnemonic)]
     # loads of words that other waves change have GLC
     pattern = r"((global|buffer|flat)_load.*)"
@@ -118,16 +129,11 @@ def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
     for case in (*cases, *loads):
         body = _SHARED + case.body + _APART
         suffix = " of LDS" * (selftest_memory.IN_LDS in body)
+        names_in_numpy.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                native_check.Step,
-                "execute",
-                lambda self, g, checks, at=suffix: (
-                    by_numpy.add(self.instruction.name + at),
-                    original(self, g, checks),
-                ),
-            )
+            record_numpy_steps(patch, lambda name, group: names_in_numpy.append(name))
             in_c = selftest_memory.execute(body, case.data, case.cells + bytes(512), True, checks)
+        by_numpy.update(name + suffix for name in names_in_numpy)
         if in_c != selftest_memory.execute(body, case.data, case.cells + bytes(512), False, checks):
             differences.append(case.mnemonic)
     return differences, by_numpy
@@ -135,7 +141,7 @@ def differing(checks: bool, names: str = "") -> tuple[list[str], set[str]]:
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_every_access_gives_what_numpy_gives(checks):
-    differences, by_numpy = differing(checks)
+    differences, by_numpy = compare_accesses(checks)
     assert differences == []
     numpys = r"flat_atomic|flat_.* of LDS|s_buffer_|s_wait|ds_append|ds_consume"
     assert {name for name in by_numpy if not re.match(numpys, name)} == set()
@@ -145,7 +151,7 @@ def test_a_wrong_atomic_is_seen(library, monkeypatch):
     """The control replaces an atomic by another one."""
     monkeypatch.setattr(program, "_TRAITS", {})
     monkeypatch.setitem(library.functions, "atomic_add_u32", library.functions["atomic_sub_u32"])
-    assert differing(False, "(ds|global_atomic)_add_u32")[0] == ["ds_add_u32"] + 2 * [
+    assert compare_accesses(False, "(ds|global_atomic)_add_u32")[0] == ["ds_add_u32"] + 2 * [
         "global_atomic_add_u32"
     ]
 
@@ -186,12 +192,7 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
     numpy would take most of the time. Without the lock both find a race.
     """
     by_numpy = []
-    step = native_check.Step.execute
-    monkeypatch.setattr(
-        native_check.Step,
-        "execute",
-        lambda self, g, checks: (by_numpy.append(self.instruction.name), step(self, g, checks)),
-    )
+    record_numpy_steps(monkeypatch, lambda name, group: by_numpy.append(name))
     constants = {"LOCK": True, "MIRROR": mirror, "BLOCK": 128}
     for by_c in (True, False):
         by_numpy.clear()
@@ -235,13 +236,8 @@ def test_kernels_give_the_same_bits(causal, checks):
 def test_most_of_a_kernel_is_executed_by_c():
     """At most one in ten wave-instructions falls back to numpy."""
     calls = []
-    original = native_check.Step.execute
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            native_check.Step,
-            "execute",
-            lambda self, g, checks: (calls.append(g.n), original(self, g, checks)),
-        )
+        record_numpy_steps(patch, lambda name, group: calls.append(group.n))
         _, done = fixtures.run_attention(True, fixtures.attention_case(True, 100))
     assert sum(calls) < done.executed / 10
 
@@ -270,13 +266,13 @@ s_cbranch_scc1 again
 def traced(monkeypatch):
     """A list with the number of blocks that each execution of a trace went through."""
     entered = []
-    monkeypatch.setattr(
-        traces.Trace,
-        "execute",
-        lambda self, g, checks, run=traces.Trace.execute: (
-            entered.append(run(self, g, checks)) or entered[-1]
-        ),
-    )
+    execute_trace = traces.Trace.execute
+
+    def execute_and_count(self, group, checks):
+        entered.append(execute_trace(self, group, checks))
+        return entered[-1]
+
+    monkeypatch.setattr(traces.Trace, "execute", execute_and_count)
     return entered
 
 

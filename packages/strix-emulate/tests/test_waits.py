@@ -102,14 +102,19 @@ def test_a_lock_of_many_workgroups_costs_each_the_same(monkeypatch) -> None:
     """Neither instructions nor comparisons of vector clocks grow faster than workgroups."""
     steps = []
     later = happens_before._later
-    monkeypatch.setattr(
-        happens_before, "_later", lambda a, b: (steps.append(len(b)), later(a, b))[1]
-    )
+
+    def count_and_compare(a, b):
+        steps.append(len(b))
+        return later(a, b)
+
+    monkeypatch.setattr(happens_before, "_later", count_and_compare)
     costs = []
     for parts in (64, 256):
         steps.clear()
         x = np.ones(32 * parts, np.float32)
-        lock, count, total = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.float32)
+        lock = np.zeros(1, np.int32)
+        count = np.zeros(1, np.int32)
+        total = np.zeros(1, np.float32)
         done = zoo.run(
             zoo.locked,
             (parts,),
@@ -129,7 +134,12 @@ def test_stores_that_are_not_awaited_cost_each_barrier_the_same(monkeypatch) -> 
     """At most as many stores are outstanding as a counter can count."""
     calls = []
     postpone = Memory.postpone
-    monkeypatch.setattr(Memory, "postpone", lambda *a: (calls.append(1), postpone(*a))[1])
+
+    def count_and_postpone(*arguments):
+        calls.append(1)
+        return postpone(*arguments)
+
+    monkeypatch.setattr(Memory, "postpone", count_and_postpone)
     body = (
         LOAD
         + """s_mov_b32 s8, {turns}

@@ -39,7 +39,7 @@ def halves(V, S):
     return V.reshape(len(V), 2, 32), narrow
 
 
-def differing(texts: list[str], seed: int = 0) -> list[str]:
+def find_differing(texts: list[str], seed: int = 0) -> list[str]:
     """Return the instructions whose effect on a wave of 64 differs from that on two of 32."""
     rng = random.Random(seed)
     differences = []
@@ -74,12 +74,12 @@ def generate(seed: int) -> list[str]:
 def test_as_two_waves_of_32(seed):
     texts = generate(seed)
     assert len(texts) > 400
-    assert differing(texts, seed) == []
+    assert find_differing(texts, seed) == []
 
 
 def test_a_difference_is_seen():
     """The control is an instruction that depends on other lanes."""
-    assert differing(["v_mbcnt_hi_u32_b32 v1, -1, 0"] * 8)
+    assert find_differing(["v_mbcnt_hi_u32_b32 v1, -1, 0"] * 8)
 
 
 def test_one_lane():

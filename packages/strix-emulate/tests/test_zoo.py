@@ -71,11 +71,14 @@ ATOMIC = {
 
 
 def _divide_truncated(a, b):
-    quotients = [
-        int(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1)
-        for x, y in zip(map(int, a), map(int, b), strict=True)
-    ]
-    remainders = [x - q * y for x, q, y in zip(map(int, a), quotients, map(int, b), strict=True)]
+    quotients = []
+    remainders = []
+    for x, y in zip(map(int, a), map(int, b), strict=True):
+        quotient = abs(x) // abs(y)
+        if (x < 0) != (y < 0):
+            quotient = -quotient
+        quotients.append(quotient)
+        remainders.append(x - quotient * y)
     return np.array(quotients).astype(a.dtype), np.array(remainders).astype(a.dtype)
 
 
@@ -310,7 +313,9 @@ def test_rotations_in_place(heads, half):
     angle = numbers("fp32", half)
     out = x.copy()
     zoo.run(zoo.rotate, (1,), {"HEADS": heads, "HALF": half}, Buffer(out), Buffer(angle, "in"))
-    (a, b), c, s = x.reshape(heads, 2, half).swapaxes(0, 1), np.cos(angle), np.sin(angle)
+    a, b = x.reshape(heads, 2, half).swapaxes(0, 1)
+    c = np.cos(angle)
+    s = np.sin(angle)
     expected = np.stack([a * c - b * s, b * c + a * s], axis=1).ravel()
     assert np.abs(out - expected).max() < 1e-4
 

@@ -31,8 +31,7 @@ def checks():
     def fail(options):
         raise ValueError("wrong")
 
-    functions = [
-        lambda options: {},
-        {"crash": crash, "hang": hang, "slow": slow, "fail": fail}[os.environ["FAULT"]],
-    ]
-    return {check: functions[n == 1] for n, check in enumerate(CHECKS)}
+    faults = {"crash": crash, "hang": hang, "slow": slow, "fail": fail}
+    functions = {check: lambda options: {} for check in CHECKS}
+    functions[CHECKS[1]] = faults[os.environ["FAULT"]]
+    return functions

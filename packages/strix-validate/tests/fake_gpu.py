@@ -55,7 +55,9 @@ class FakeGpu:
         step=None,
         prepared_at=20,
     ):
-        self.clock, self.hang_at, self.die_at = clock, hang_at, die_at
+        self.clock = clock
+        self.hang_at = hang_at
+        self.die_at = die_at
         self.exit_status, self.last_line = status, last_line
         self.change = step or (lambda at, load, number: {})
         self.read = reading or (lambda at, load: {})

@@ -116,7 +116,8 @@ class Adam:
         return self.param_groups[0]
 
     def init_state(self, *_):
-        buffers = self.state[self.p] = {}
+        buffers = {}
+        self.state[self.p] = buffers
         for n in (1, 2):
             buffers[f"qmap{n}"] = make_dynamic_map(n == 1)
             zeros = torch.zeros(self.p.numel())
@@ -125,7 +126,9 @@ class Adam:
 
     def step(self):
         self.number += 1
-        buffers, grad, p = self.state[self.p], self.p.grad.float(), self.p.data.float()
+        buffers = self.state[self.p]
+        grad = self.p.grad.float()
+        p = self.p.data.float()
         mean, square = (
             dequantize(buffers[f"qmap{n}"][buffers[f"state{n}"]], buffers[f"absmax{n}"], 256)
             for n in (1, 2)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Mock results and records, for the tests of records and reports."""
 
+import itertools
 from datetime import UTC, datetime
 
 from strix_validate.checks import Check, Result, State
@@ -36,11 +37,12 @@ def make(*results, subject="harness", tier="bench", **device):
 
 
 def timing(route, size, mask, rate):
-    measured = {
-        f"{direction}_{name}": value
-        for direction in ("forward", "backward")
-        for name, value in (("ms", 1.0), ("low_ms", 0.9), ("high_ms", 1.1), ("tflops", rate))
-    }
+    measured = {}
+    for direction in ("forward", "backward"):
+        measured[f"{direction}_ms"] = 1.0
+        measured[f"{direction}_low_ms"] = 0.9
+        measured[f"{direction}_high_ms"] = 1.1
+        measured[f"{direction}_tflops"] = rate
     return Result(Check(f"bench/{route}/{size}-{mask}", "t", "w"), State.PASSED, "", measured)
 
 
@@ -51,5 +53,5 @@ FAILED = Result(
 
 
 def benchmarks(rate=3.0):
-    cases = [(r, s, m) for r in plots.COLOURS for s in ("tiny", "large") for m in bench.MASKS]
+    cases = itertools.product(plots.COLOURS, ("tiny", "large"), bench.MASKS)
     return [timing(*case, rate) for case in cases]

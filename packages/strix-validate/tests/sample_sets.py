@@ -66,7 +66,8 @@ class Executed:
         grid = launch.workgroups()
         self.are_complete.append(math.prod(grid) <= self.max_workgroups)
         while math.prod(grid) > self.max_workgroups:
-            grid = tuple(x // 2 if x == max(grid) else x for x in grid)
+            largest = max(grid)
+            grid = tuple(largest // 2 if x == largest else x for x in grid)
         done, _ = emulation.execute(replace(launch, grid=grid))
         key = f"{name} {_base32(launch.compiled.hash)}"
         self.instructions[key] = self.instructions.get(key, 0) + done.executed

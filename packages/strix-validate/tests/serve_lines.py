@@ -35,7 +35,9 @@ def judge(config: dict, arguments: list[str], folder: Path) -> str:
     if unknown := find_unknown_parsers(options):
         return unknown
     # the model has no tokenizer, which a reasoning parser needs
-    options.skip_tokenizer_init, options.load_format, options.reasoning_parser = True, "dummy", ""
+    options.skip_tokenizer_init = True
+    options.load_format = "dummy"
+    options.reasoning_parser = ""
     vllm = engine.EngineArgs.from_cli_args(options).create_engine_config()
     build = importlib.import_module("vllm.model_executor.model_loader.utils").initialize_model
     current = importlib.import_module("vllm.config").set_current_vllm_config

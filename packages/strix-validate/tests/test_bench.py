@@ -76,9 +76,12 @@ def test_both_directions_are_timed():
 def test_flash_attn_is_given_its_own_layout(monkeypatch):
     """flash-attn's layout is (batch, tokens, heads, lanes)."""
     shapes = []
-    mock = SimpleNamespace(
-        flash_attn_func=lambda q, k, v, causal: shapes.append(q.shape) or q + k + v
-    )
+
+    def flash_attn_func(q, k, v, causal):
+        shapes.append(q.shape)
+        return q + k + v
+
+    mock = SimpleNamespace(flash_attn_func=flash_attn_func)
     monkeypatch.setitem(sys.modules, "flash_attn", mock)
     bench.time_torch("flash-attn", bench.SIZES["tiny"], True, "cpu")
     assert {*shapes} == {(1, 128, 1, 64)}
@@ -100,8 +103,10 @@ def test_peak_is_computed_from_units_and_clock():
 
 
 def test_flash_that_is_no_faster_than_math_fails():
+    forward_ms = {"flash": 1.0, "math": 1.1}
+
     def measure(route, size, mask):
-        return {"forward_ms": {"flash": 1.0, "math": 1.1}[route], "backward_ms": 1.0}
+        return {"forward_ms": forward_ms[route], "backward_ms": 1.0}
 
     body = bench.bodies(measure)[Check("bench/speedup/large-causal")]
     with pytest.raises(CheckFailed, match=r"1.10 times as fast as math"):

@@ -7,6 +7,7 @@ argument, or more than one trip. The tests here run no kernel, except one test o
 They check that the record is up to date.
 """
 
+import copy
 import json
 import os
 import subprocess
@@ -57,22 +58,25 @@ def without(record: dict, case: str) -> dict:
     """Return a library's record without one of its cases."""
     kernels = {}
     for name, parts in record["kernels"].items():
-        counts = {
-            part: {
-                key: [1, ""] if owner == case else [count, owner]
-                for key, (count, owner) in parts[part].items()
-            }
-            for part in ("grid", "loops")
+        kernels[name] = parts | {
+            "grid": _counts_without(parts["grid"], case),
+            "loops": _counts_without(parts["loops"], case),
+            "flags": _values_without(parts["flags"], case),
         }
-        kernels[name] = parts | counts | {"flags": _values_without(parts["flags"], case)}
-    functions = {
-        name: {
-            argument: {value: "" if owner == case else owner for value, owner in values.items()}
-            for argument, values in arguments.items()
-        }
-        for name, arguments in record["functions"].items()
-    }
+    functions = copy.deepcopy(record["functions"])
+    for arguments in functions.values():
+        for owners_by_value in arguments.values():
+            for value, owner in owners_by_value.items():
+                if owner == case:
+                    owners_by_value[value] = ""
     return record | {"kernels": kernels, "functions": functions}
+
+
+def _counts_without(counts: dict[str, list], case: str) -> dict[str, list]:
+    result = {}
+    for key, (count, owner) in counts.items():
+        result[key] = [1, ""] if owner == case else [count, owner]
+    return result
 
 
 def _values_without(flags: dict[str, dict[str, str]], case: str) -> dict[str, dict[str, str]]:
@@ -160,14 +164,14 @@ def test_each_reason_has_a_gap():
 
 def owners(record: dict) -> set[str]:
     """Return the cases that alone have a value, or alone have several programs or trips."""
-    names = {
-        owner
-        for parts in [*record["functions"].values(), *(k["flags"] for k in list_kernels(record))]
-        for values in parts.values()
-        for owner in values.values()
-    }
-    for kernel in list_kernels(record):
-        names |= {owner for part in ("grid", "loops") for _, owner in kernel[part].values()}
+    names = set()
+    kernels = list_kernels(record)
+    for parts in [*record["functions"].values(), *(kernel["flags"] for kernel in kernels)]:
+        for values in parts.values():
+            names.update(values.values())
+    for kernel in kernels:
+        for part in ("grid", "loops"):
+            names.update(owner for _, owner in kernel[part].values())
     return names - {"", SEVERAL}
 
 

@@ -157,7 +157,9 @@ class InspectChild:
 
     def execute(self, device: str) -> dict[str, torch.Tensor]:
         shared = os.environ["TRITON_CACHE_DIR"] == "/of/the/caller"
-        a, b, out = torch.ones(2, 3), torch.ones(3, 4), torch.zeros(2, 4)
+        a = torch.ones(2, 3)
+        b = torch.ones(3, 4)
+        out = torch.zeros(2, 4)
         torch.mm(a, b, out=out)
         torch.addmm(out, a, b, out=out)
         return {"shared": torch.tensor(shared), "out": out, "product": a @ b}

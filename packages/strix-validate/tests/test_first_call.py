@@ -216,10 +216,14 @@ def first_flash_calls(model: str, layers: ModelLayers) -> Iterator:
     n - 1 keys to either side, or to the left alone.
     """
     scale = CONFIGS[model].get("text_config", CONFIGS[model]).get("query_pre_attn_scalar", 77)
-    for layer in (layer for layer in layers.attention if layer.head_dim <= 256):
+    supported = [layer for layer in layers.attention if layer.head_dim <= 256]
+    for layer in supported:
         windows = [(-1, -1)]
         if (n := layer.window) and flash_calls.has_aiter():
             windows = [(n - 1, n - 1), (n, 0), (n, -1)]
+        caches = [(4096, 0), (3000, 0)]
+        if flash_calls.has_aiter():
+            caches.append((4096, 256))
         heads = {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
         for window in windows:
             options = heads | {"window": window, "scale": scale**-0.5}
@@ -228,11 +232,7 @@ def first_flash_calls(model: str, layers: ModelLayers) -> Iterator:
                 build = partial(flash.fixed, seqlen_q=n, seqlen_k=32, causal=causal, **options)
                 yield make_call(build, change={} if causal else flash_calls.FORWARD)
             yield make_call(partial(flash.varlen, lengths_q=(9, 64), lengths_k=(9, 64), **options))
-            for capacity, page in (
-                (4096, 0),
-                (3000, 0),
-                *([(4096, 256)] * flash_calls.has_aiter()),
-            ):
+            for capacity, page in caches:
                 cache = {"capacity": capacity, "lengths": (1000,), "page": page, "batch": 1}
                 yield make_call(partial(flash.kv_cache, queries=1, new=1, **cache, **options))
 

@@ -43,7 +43,9 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def endless(piece: bytes, status: int = 200) -> Iterator[Endpoint]:
-    Endless.piece, Endless.status, Endless.sent = piece, status, 0
+    Endless.piece = piece
+    Endless.status = status
+    Endless.sent = 0
     with Server(("127.0.0.1", 0), Endless) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield Endpoint(f"http://127.0.0.1:{server.server_port}", "model")

@@ -263,10 +263,14 @@ def run_dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict, alibi=None
         "window": options.get("window_size", (-1, -1)),
         "softcap": options.get("softcap", 0.0),
     }
-    swapped = [None if x is None else x.transpose(1, 2) for x in (q, k, v, grad_out)]
-    results = kernel(*swapped, stale=torch.zeros(swapped[0].shape), **named)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if grad_out is not None:
+        grad_out = grad_out.transpose(1, 2)
+    results = kernel(q, k, v, grad_out, stale=torch.zeros(q.shape), **named)
     results.pop("dmask", None)
-    return {name: x if name == "lse" else x.transpose(1, 2) for name, x in results.items()}
+    for name in results.keys() - {"lse"}:
+        results[name] = results[name].transpose(1, 2)
+    return results
 
 
 def unpack(kernel: tiled.Kernel, tensors: dict, axis: int) -> dict:

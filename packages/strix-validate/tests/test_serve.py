@@ -166,9 +166,10 @@ def test_a_start_that_hangs_is_waited_for_once(examine, started):
 
 
 def test_without_the_plugin_for_gguf_its_model_is_skipped(examine, monkeypatch):
-    monkeypatch.setattr(
-        vllm_server.importlib.util, "find_spec", lambda name: name != "vllm_gguf_plugin" or None
-    )
+    def find_spec(name):
+        return None if name == "vllm_gguf_plugin" else True
+
+    monkeypatch.setattr(vllm_server.importlib.util, "find_spec", find_spec)
     results = examine("", {"model-gguf", "model-bf16"})
     assert results["model-bf16"].state is State.PASSED
     skipped = skips.judge(results["model-gguf"], Device(type="gpu", architecture="gfx1151"))
@@ -178,9 +179,10 @@ def test_without_the_plugin_for_gguf_its_model_is_skipped(examine, monkeypatch):
 
 @pytest.mark.parametrize("device, missing", [("cuda", "vllm"), ("cpu", None)])
 def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monkeypatch):
-    monkeypatch.setattr(
-        vllm_server.importlib.util, "find_spec", lambda name: name != missing or None
-    )
+    def find_spec(name):
+        return None if name == missing else True
+
+    monkeypatch.setattr(vllm_server.importlib.util, "find_spec", find_spec)
     options = RunOptions(device=device)
     results = list(serve.run([c for c in serve.checks() if serve.applies(c, options)], options))
     assert {result.state for result in results} == {State.SKIPPED}

@@ -93,14 +93,14 @@ def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
     """The worker reports it, the recorder reads it, and only the check of its load fails."""
     folder = tmp_path / "records"
 
-    def interrupt(row):
+    keep = command.SoakRecord.keep
+
+    def keep_and_interrupt(self, row):
+        keep(self, row)
         if "wrong results" in row["event"]:
             raise KeyboardInterrupt
 
-    keep = command.SoakRecord.add_row
-    monkeypatch.setattr(
-        command.SoakRecord, "add_row", lambda self, row: (keep(self, row), interrupt(row))
-    )
+    monkeypatch.setattr(command.SoakRecord, "add_row", keep_and_interrupt)
     run = command.run
     monkeypatch.setattr(command, "run", lambda *args: run(*args, worker=(str(FAULTY), "wrong")))
     done = CliRunner().invoke(

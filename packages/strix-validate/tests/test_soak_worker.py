@@ -183,7 +183,10 @@ class FakeSession:
     """A mock of ServerSession, for which a requirement is missing or whose server is broken."""
 
     def __init__(self, device, flags, missing="", broken=""):
-        self.device, self.flags, self.missing, self.broken = device, flags, missing, broken
+        self.device = device
+        self.flags = flags
+        self.missing = missing
+        self.broken = broken
 
     def __enter__(self):
         return self

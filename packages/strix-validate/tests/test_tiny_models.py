@@ -40,7 +40,9 @@ def unpack_mxfp4(stored):
     """Unpack OCP's MXFP4: sign, exponent and mantissa of e2m1; the low half of a byte first."""
     blocks = stored["_blocks"].int()
     codes = torch.stack([blocks % 16, blocks // 16], -1).flatten(-2)
-    sign, exponent, mantissa = 1 - 2 * (codes // 8), codes // 2 % 4, codes % 2
+    sign = 1 - 2 * (codes // 8)
+    exponent = codes // 2 % 4
+    mantissa = codes % 2
     low, high = mantissa * 0.5, (1 + mantissa * 0.5) * torch.exp2(exponent - 1.0)
     values = sign * torch.where(exponent == 0, low, high)
     scaled = values * torch.exp2(stored["_scales"].float() - 127)[..., None]
@@ -162,7 +164,8 @@ def test_a_gguf_files_heads_are_interleaved(tmp_path):
     tensors["model.norm.weight"] = torch.ones(32, dtype=torch.bfloat16)
     tiny_models.write_gguf(tmp_path / "model.gguf", config, tensors)
     stored = {x.name: x for x in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
-    expected = [head + half + i for head in (0, 64) for i in range(32) for half in (0, 32)]
+    interleaved = [row for i in range(32) for row in (i, i + 32)]
+    expected = interleaved + [64 + row for row in interleaved]
     assert stored["blk.0.attn_q.weight"].data[:, 0].tolist() == expected
     assert stored["blk.0.attn_k.weight"].data[:, 0].tolist() == expected
     assert stored["blk.0.attn_v.weight"].data[:, 0].tolist() == list(range(128))

@@ -204,7 +204,9 @@ def test_gradients_are_those_of_the_inputs():
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_no_element_of_sageattentions_inputs_lies_between_two_codes():
     x = torch.zeros(4, 1, 64)
-    x[:, 0, 0], x[1, 0, 1], x[2, 0, 2] = 127, 40.5, -3.5
+    x[:, 0, 0] = 127
+    x[1, 0, 1] = 40.5
+    x[2, 0, 2] = -3.5
     sage.settle(x, (4,), 4, torch.zeros_like)
     assert torch.equal(x[:, 0, 0], torch.full((4,), 127.0))
     assert x[1, 0, 1] == 40.5 * (1 + 2**-7) and x[2, 0, 2] == -3.5 * (1 + 2**-7)

@@ -139,7 +139,7 @@ class Kernel:
         query, key = torch.arange(queries)[:, None], torch.arange(keys.start, keys.stop)[None]
         position = query + n - queries
         if self.other_corner and causal:
-            causal = {"top-left": "bottom-right", "bottom-right": "top-left"}[causal]
+            causal = "bottom-right" if causal == "top-left" else "top-left"
         window = tuple(min(side, self.max_window) for side in window)
         if window[0] < 0 and not self.open_window:
             window = (-1, -1)
@@ -215,7 +215,9 @@ class Kernel:
             k, v = (x[:, :, : self.max_keys_of_one] for x in (k, v))
         max_lanes = self.max_lanes_of_one if q.shape[2] == 1 else self.max_lanes
         q = q.masked_fill(torch.arange(q.shape[-1]) >= max_lanes, 0)
-        dtype, lanes, v_lanes = q.dtype, q.shape[-1], v.shape[-1]
+        dtype = q.dtype
+        lanes = q.shape[-1]
+        v_lanes = v.shape[-1]
         size = (*q.shape[:-1], v_lanes)
         default = lanes**-0.5
         if scale is None or self.ignores_scale:
@@ -224,7 +226,8 @@ class Kernel:
             scale *= default
         scale *= self.scale
         q, k, v = (self.read(x) for x in (q, k, v))
-        heads, kv_heads, n = q.shape[1], k.shape[1], k.shape[2]
+        heads = q.shape[1]
+        kv_heads, n = k.shape[1:3]
         kv_head = torch.arange(heads) // (heads // kv_heads)
         kv_head = torch.arange(heads) % kv_heads if self.neighbour_head else kv_head
         if self.group_rounded:
@@ -349,7 +352,9 @@ class Kernel:
         has_delta = not self.no_delta and not (is_alone and self.alone != "dv")
         delta = (grad_out * out).sum(-1, keepdim=True) * has_delta
         dmask = torch.zeros(*q.shape[:3], k.shape[2])
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq = torch.zeros_like(q)
+        dk = torch.zeros_like(k)
+        dv = torch.zeros_like(v)
         sums = self.grad_sums and dtype
         for keys in tiles:
             s, slope = score(keys)
@@ -374,7 +379,8 @@ class Kernel:
                     addend = total[:, :, keys] + addend
                     total[:, :, keys] = self.store(addend, dtype) if sums else addend
         if lanes > 128:
-            dk[:, :, self.wide_gradient_keys :] = dv[:, :, self.wide_gradient_keys :] = 0
+            dk[:, :, self.wide_gradient_keys :] = 0
+            dv[:, :, self.wide_gradient_keys :] = 0
         factors = {"dq": self.dq_scale, "dk": self.dk_scale, "dv": self.dv_scale}
         if is_alone and self.alone == "dv":
             factors["dv"] *= 1.05
@@ -383,12 +389,11 @@ class Kernel:
             "dk": self.sum_by_kv_head(dk, kv_head, kv_heads),
             "dv": self.sum_by_kv_head(dv, kv_head, kv_heads),
         }
-        return {"dmask": dmask.to(dtype)} | {
-            name: self.store(
-                x[..., : v_lanes if name == "dv" else lanes] * factors[name], dtype, name
-            ).to(dtype)
-            for name, x in results.items()
-        }
+        gradients = {"dmask": dmask.to(dtype)}
+        for name, x in results.items():
+            x = x[..., : v_lanes if name == "dv" else lanes] * factors[name]
+            gradients[name] = self.store(x, dtype, name).to(dtype)
+        return gradients
 
     def sum_by_kv_head(self, x: Tensor, kv_head: Tensor, kv_heads: int) -> Tensor:
         """Sum the gradients of all query heads that read the same key/value head."""

@@ -65,7 +65,9 @@ class Handler(trained_server.Handler):
         return [*tokens, ASSISTANT] if opened and fault != "no-template" else tokens
 
     def chat(self, body):
-        server, fault, style = self.server, self.server.fault, self.server.style
+        server = self.server
+        fault = server.fault
+        style = server.style
         if style == "no-chat":
             self.refuse("As of transformers v4.44, default chat template is no longer allowed")
             return

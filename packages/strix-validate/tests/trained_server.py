@@ -28,9 +28,12 @@ RIGHT, OTHER = math.log(SHARES[0]), math.log(OTHERS_SHARE / (V - len(SHARES)))
 TIED = (0.38, 0.37, 0.125, 0.0625)
 #: Number of tokens with probabilities of their own; all others are one group.
 LISTED = 20
-#: Lengths above which faulty caches and drafts confuse prompts with the same first tokens; and the
-#: number of tokens at the end of the context that a fault spoils.
-HYBRID, DRAFTED, END = 1600, 512, 64
+#: The lengths above which a faulty cache and faulty drafts confuse prompts with the same first
+#: tokens.
+HYBRID = 1600
+DRAFTED = 512
+#: The number of tokens at the end of the context that a fault spoils.
+END = 64
 WORDS: list[str] = []
 IDS: dict[str, int] = {}
 LOCK = threading.Lock()
@@ -241,7 +244,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def generate(self, prompt, number):
         """Return greedy tokens, and their log probabilities."""
-        fault, reader, tokens = self.server.fault, self.reader(prompt), []
+        fault = self.server.fault
+        reader = self.reader(prompt)
+        tokens = []
         logprobs = []
         for i in range(number):
             token = self.take_tie(reader, prompt, i)
@@ -252,7 +257,9 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "context-garbage" and place >= context - END:
                 token = (token + place) % POOL
             tokens.append(token)
-            logprob = RIGHT if self.server.style != "ties" else math.log(TIED[0 if likely else 1])
+            logprob = RIGHT
+            if self.server.style == "ties":
+                logprob = math.log(TIED[0] if likely else TIED[1])
             if fault == "context-logprobs" and place >= context - END:
                 logprob = -9.0
             logprobs.append(logprob + 0.4 * (fault == "logprobs") + 0.1 * (fault == "noise"))
@@ -412,7 +419,8 @@ class Handler(BaseHTTPRequestHandler):
         events_data = [{"choices": [part]} for part in parts] + [{"choices": [], "usage": usage}]
         if fault == "stream-error":
             events_data[1] = {"error": {"message": "EngineCore died"}}
-        lines = [json.dumps(event, indent=1 if style == "lines" else None) for event in events_data]
+        indent = 1 if style == "lines" else None
+        lines = [json.dumps(event, indent=indent) for event in events_data]
         lines += ["[DONE]"] * (fault != "no-done")
         if fault == "cut-json":
             lines[0] = lines[0][:-4]
@@ -474,10 +482,23 @@ class Server(ThreadingHTTPServer):
         drafts=False,
     ):
         super().__init__(("127.0.0.1", port), handler)
-        self.fault, self.style, self.delay, self.context = fault, style, delay, context
-        self.block, self.drafts, self.patience = block, drafts, 200
-        self.busy = self.read = self.generated = self.seeds = 0
+        self.fault = fault
+        self.style = style
+        self.delay = delay
+        self.context = context
+        self.block = block
+        self.drafts = drafts
+        self.patience = 200
+        self.busy = 0
+        self.read = 0
+        self.generated = 0
+        self.seeds = 0
         self.numbered = []
-        self.crowded, self.waiting = threading.Event(), threading.Condition()
-        self.cache, self.has_abort, self.long = {}, False, []
-        self.states, self.sights, self.pairs = {}, Counter(), [[]]
+        self.crowded = threading.Event()
+        self.waiting = threading.Condition()
+        self.cache = {}
+        self.has_abort = False
+        self.long = []
+        self.states = {}
+        self.sights = Counter()
+        self.pairs = [[]]
