@@ -48,7 +48,8 @@ def load_builder() -> ModuleType:
     if not HIP.is_dir():
         pytest.skip("the sources of the stand-in runtime are not here")
     spec = importlib.util.spec_from_file_location("build_hip", HIP / "build.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -116,7 +116,8 @@ def same_notes(file: File) -> None:
     large = msgpack.packb({"amdhsa.kernels": [None] * (3 << 20)})
     note = struct.pack("<3I", 7, len(large), 32) + b"AMDGPU\0\0" + large
     note += bytes(-len(note) % 4)
-    assert offset and size
+    assert offset
+    assert size
     file.add_segments(*[(PT_NOTE, len(file.data), len(note), 0)] * 6)
     # the table of segments was added meanwhile, so that the note is behind it
     table = file.get(32, "<Q")

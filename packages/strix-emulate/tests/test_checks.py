@@ -307,7 +307,8 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
     for last in ("", unused, "v_cmpx_lt_u32 0, v2"):
         notes = []
         out = execute(IN_PLACE.format(used="", last=last), notes=notes, **kind)
-        assert (out[:32] == 1).all() and {note.check for note in notes} == {"race"}
+        assert (out[:32] == 1).all()
+        assert {note.check for note in notes} == {"race"}
         assert "the loaded value reaches no store" in notes[0].message
     for used, last in USES.values():
         with pytest.raises(Trap, match="race: global memory"):
@@ -330,7 +331,8 @@ def test_a_racing_load_of_waves_that_end_in_another_batch_is_judged():
     execute(body.format(last=last), disabled_checks=frozenset({"race"}), **kind)
     notes = []
     execute(body.format(last=last), lenient=True, notes=notes, **kind)
-    assert notes and not any("reaches no store" in note.message for note in notes)
+    assert notes
+    assert not any("reaches no store" in note.message for note in notes)
 
 
 def test_same_value_from_several_waves_is_no_race():
@@ -460,7 +462,9 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
     assert notes == []
     execute(body, notes=notes, lenient=True, **kind)
     assert {note.check for note in notes} == {check}
-    assert "`" in notes[0].place and text in notes[0].message and notes[0].count >= 1
+    assert "`" in notes[0].place
+    assert text in notes[0].message
+    assert notes[0].count >= 1
     # an access that cannot be executed is not a finding: it always traps
     with pytest.raises(Trap, match="bounds"):
         execute(GOOD, size=63, lenient=True)
@@ -487,7 +491,8 @@ def test_hardware_reads_zero_outside_of_lds():
 
 
 def test_names_of_checks():
-    assert parse("pending,race") == {"pending", "race"} and parse("all") == set(CHECKS)
+    assert parse("pending,race") == {"pending", "race"}
+    assert parse("all") == set(CHECKS)
     assert parse("") == set()
     with pytest.raises(EmulatorError, match="unknown check typo; the checks are pending, race"):
         parse("race,typo")
@@ -514,7 +519,8 @@ def test_waves_that_wait_by_plain_loads_let_others_run(emptied, native):
     )
     kind = {"threads": 32, "grid": (2,), "second": "inout", "checks": False, "native": native}
     out = execute(text, budget=10**5, **kind)
-    assert out[0] == 7 and (out[32:] == 7).all()
+    assert out[0] == 7
+    assert (out[32:] == 7).all()
     with pytest.raises(Trap, match=r"budget.*1 of 2 workgroups run at a time"):
         execute(text, batch=1, budget=10**4, **kind)
 

@@ -159,7 +159,8 @@ def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout and process.stdout.readline()
+    assert process.stdout
+    assert process.stdout.readline()
     return process
 
 

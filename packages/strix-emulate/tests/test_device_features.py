@@ -123,7 +123,8 @@ def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
         assert off.stderr == "strix-emulate: 2 launches; not checked: race\n"
     ended, off = results["libours.so"]
     assert (strict.stdout, ended.stdout) == ("hipErrorIllegalAddress\n",) * 2
-    assert "race: LDS cell" in ended.stderr and "race: LDS cell" in strict.stderr
+    assert "race: LDS cell" in ended.stderr
+    assert "race: LDS cell" in strict.stderr
     assert (off.stdout, off.stderr.count("not checked: race")) == ("hipSuccess\n", 1)
 
 

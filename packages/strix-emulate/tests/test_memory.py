@@ -179,7 +179,8 @@ def test_append_counts_the_lanes_of_every_wave():
         + STORE
     )
     counters = launch(body).reshape(2, 32)
-    assert (counters == counters[:, :1]).all() and sorted(counters[:, 0]) == [100, 132]
+    assert (counters == counters[:, :1]).all()
+    assert sorted(counters[:, 0]) == [100, 132]
     with pytest.raises(Trap, match=r"modifiers \['gds'\]"):
         run("ds_append v2 gds")
 
@@ -208,7 +209,8 @@ def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatc
         second.swapped.ctypes.data,
     }
     for tags in (second.written, second.read, second.swapped, second.writers):
-        assert len(tags) == (1 << 20) - 15 and not tags.any()
+        assert len(tags) == (1 << 20) - 15
+        assert not tags.any()
     # tags beyond the limit are not kept
     Memory("memory", 1 << 26).release_tags()
     assert pages.cached_bytes() <= pages._CACHE_LIMIT

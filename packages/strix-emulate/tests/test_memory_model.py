@@ -70,9 +70,11 @@ def test_what_a_cache_may_hide_is_found(kernels, name, native) -> None:
     # the named store is the message's, and not the flag's
     text = {ins.address: ins.text for ins in decode_kernel(kernels[name])}
     address, named = re.findall(r"at (0x[\da-f]+) `(.*?)`", str(trap.value))[-1]
-    assert text[int(address, 16)] == named and "offset:256" in named
+    assert text[int(address, 16)] == named
+    assert "offset:256" in named
     got, notes = run(kernels[name], 2, 32, lenient=True)
-    assert got == 7 and [note.check for note in notes] == ["stale"]
+    assert got == 7
+    assert [note.check for note in notes] == ["stale"]
 
 
 def test_a_plain_load_of_lds_beside_atomics_is_a_race(kernels) -> None:

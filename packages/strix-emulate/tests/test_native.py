@@ -180,7 +180,8 @@ def test_locks_and_counters_give_the_same_bits(checks):
                 options=options,
             ),
         ]
-        assert total == out == x.sum() and count == 8
+        assert total == out == x.sum()
+        assert count == 8
         results.append([launch.executed for launch in done])
     assert results[0] == results[1]
 
@@ -206,7 +207,8 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
             *arguments,
             options=Options(native=by_c, budget=1_000_000),
         )
-        assert (out == 8).all() and done.notes == []
+        assert (out == 8).all()
+        assert done.notes == []
         accesses = {name for name in by_numpy if name.startswith(("global_", "buffer_", "ds_"))}
         # numpy invalidates caches
         assert (by_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
@@ -292,7 +294,8 @@ def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
             )
         monkeypatch.setattr(traces, "find", lambda *_: None)
     assert results[:-1] == results[1:]
-    assert len(traced) > 20 and max(traced) > 1
+    assert len(traced) > 20
+    assert max(traced) > 1
 
 
 def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
@@ -370,7 +373,9 @@ def test_where_there_is_none_numpy_says_so(tmp_path, monkeypatch):
 def test_translation():
     """A function is translated to C that does the same as numpy, or is refused."""
     text = translate.loop("f", lambda a, b: np.where(a > b, a, b + 1), ["u4"], ["u4", "u4"])
-    assert "s0[l]" in text and ">" in text and "?" in text
+    assert "s0[l]" in text
+    assert ">" in text
+    assert "?" in text
     for function in (
         lambda a, b: np.asarray(a) + b,
         lambda a, b: a if (a > b) else b,

@@ -63,7 +63,8 @@ def test_results_and_counts_are_those_of_one_core(checks):
         outs, done = fixtures.run_attention(True, case, options=options)
         entered = {at: block.entered for at, block in done.blocks.items() if block.entered}
         results.append(([x.tobytes() for x in outs], done.executed, entered))
-        assert done.cores == cores and not done.one_core_reason
+        assert done.cores == cores
+        assert not done.one_core_reason
         assert statistics.describe_launch(done)["cores"] == cores
     assert results[0] == results[1]
 
@@ -71,7 +72,9 @@ def test_results_and_counts_are_those_of_one_core(checks):
 def test_stores_next_to_each_other_are_no_race():
     for checks in (False, True):
         data, done = execute(COUNT, 2, checks=checks)
-        assert done.cores == 2 and (data[16:25] == 1).all() and data.sum() == 9
+        assert done.cores == 2
+        assert (data[16:25] == 1).all()
+        assert data.sum() == 9
         # loads of one word are no race either
         both = "v_mov_b32 v2, 0\nglobal_load_b32 v5, v2, s[4:5]\n"
         assert execute(both, 2, checks=checks)[1].cores == 2
@@ -81,7 +84,8 @@ def test_a_race_between_processes_is_the_trap_of_one_core(monkeypatch):
     # workgroups 1 and 2 write one word; workgroup 0, which runs before the processes, does not
     body = "global_store_b32 v2, v4, s[4:5]\n"
     text = trap(body, 1)
-    assert "race" in text and "workgroup 1" in text
+    assert "race" in text
+    assert "workgroup 1" in text
     assert trap(body, 2) == text
     # the control: without the comparison, no race is found
     monkeypatch.setattr(parallel, "_has_conflict", lambda _rows: False)
@@ -98,7 +102,8 @@ def test_reads_of_what_another_process_writes_are_a_race():
     # the loaded value reaches no store
     for cores in (1, 2):
         _, done = execute(body, cores)
-        assert done.cores == 1 and [note.check for note in done.notes] == ["race"]
+        assert done.cores == 1
+        assert [note.check for note in done.notes] == ["race"]
 
 
 def test_what_processes_did_is_undone_before_one_core_does_it():
@@ -106,15 +111,19 @@ def test_what_processes_did_is_undone_before_one_core_does_it():
     body = COUNT + "global_store_b32 v2, v3, s[4:5]\n"
     alone, _ = execute(body, 1)
     data, done = execute(body, 2)
-    assert done.cores == 1 and not done.one_core_reason
-    assert (data == alone).all() and (data[16:25] == 1).all() and (data[:5] == 7).all()
+    assert done.cores == 1
+    assert not done.one_core_reason
+    assert (data == alone).all()
+    assert (data[16:25] == 1).all()
+    assert (data[:5] == 7).all()
 
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_other_traps_are_those_of_one_core(checks):
     # the last two workgroups leave the array
     text = trap(COUNT, 1, words=23, checks=checks)
-    assert "bounds" in text and "workgroup 7" in text
+    assert "bounds" in text
+    assert "workgroup 7" in text
     assert trap(COUNT, 2, words=23, checks=checks) == text
     # one workgroup never ends; or only all of them together exceed the budget
     loop = "1:\ns_cmp_eq_u32 s2, 6\ns_cbranch_scc1 1b\n"
@@ -133,13 +142,15 @@ def test_a_block_that_one_process_finds_is_counted():
         _, done = execute(body, cores)
         counts.append({at: block.entered for at, block in done.blocks.items()})
         assert done.cores == cores
-    assert counts[0] == counts[1] and 5 in counts[0].values()
+    assert counts[0] == counts[1]
+    assert 5 in counts[0].values()
 
 
 def test_a_process_that_ends_early_is_made_up_for(monkeypatch):
     monkeypatch.setattr(parallel, "_record_touches", lambda *_: os._exit(0))
     data, done = execute(COUNT, 2)
-    assert done.cores == 1 and (data[16:25] == 1).all()
+    assert done.cores == 1
+    assert (data[16:25] == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -159,4 +170,5 @@ def test_workgroups_that_may_wait_for_others_stay_on_one_core(instruction):
 def test_little_work_stays_on_one_core(monkeypatch):
     monkeypatch.setattr(parallel, "WORTH", 10_000)
     done = execute(COUNT, 2)[1]
-    assert done.cores == 1 and not done.one_core_reason
+    assert done.cores == 1
+    assert not done.one_core_reason

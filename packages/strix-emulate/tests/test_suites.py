@@ -121,5 +121,6 @@ def test_a_program_that_a_signal_ends_is_counted() -> None:
 def test_every_suite_names_files_and_a_count() -> None:
     listed = suites.tomllib.loads((SUITES / "suites.toml").read_text())
     for suite in listed.values():
-        assert suite["files"] and suite["count"] > 0
+        assert suite["files"]
+        assert suite["count"] > 0
         assert (SUITES.parents[2] / "recipes" / suite["recipe"] / "recipe.yaml").is_file()

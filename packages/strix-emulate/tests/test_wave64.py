@@ -145,7 +145,8 @@ def test_masks_of_both_halves():
     pairs = {i: int(g.S[i, 0, 0]) | int(g.S[i + 1, 0, 0]) << 32 for i in (4, 6, 8, 10, 12, EXEC)}
     low = (1 << 40) - 1
     assert pairs == {4: 2**64 - 1, 6: low, 10: low, 12: low, 8: low, EXEC: low}
-    assert g.mask.sum() == 40 and bool(g.scc[0, 0])
+    assert g.mask.sum() == 40
+    assert bool(g.scc[0, 0])
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])

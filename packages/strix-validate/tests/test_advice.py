@@ -83,31 +83,38 @@ def describe_answer(config: dict) -> str:
 def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
     """With both, text is wrong and tool calls are lost: vllm-project/vllm#43559, #53912, #47194."""
     text = describe_answer(SHAPES["Qwen3.6-35B-A3B"])
-    assert '"method":"mtp"' in text and "--no-enable-prefix-caching" in text
+    assert '"method":"mtp"' in text
+    assert "--no-enable-prefix-caching" in text
     assert "vllm#53912 is open" in text
     dense = describe_answer(SHAPES["GLM-4.5-Air"])
-    assert '"method":"mtp"' in dense and "prefix-caching" not in dense
+    assert '"method":"mtp"' in dense
+    assert "prefix-caching" not in dense
     plain = describe_answer(CONFIGS["Llama-3.1-8B"])
-    assert '"method":"ngram"' in plain and '"method":"mtp"' not in plain
+    assert '"method":"ngram"' in plain
+    assert '"method":"mtp"' not in plain
     for config in (SHAPES["Qwen3.6-35B-A3B"], CONFIGS["Llama-3.1-8B"]):
         for flags in serving.list_draft_flags(config):
             value = re.search(r"--speculative-config '(.*?)'", flags)
-            assert value and json.loads(value[1])["num_speculative_tokens"] > 0
+            assert value
+            assert json.loads(value[1])["num_speculative_tokens"] > 0
 
 
 def test_blocks_of_fp8_are_slow() -> None:
     """lemonade-sdk/vllm-rocm#36: a 27B model has 0.5 tokens/s, and 3.7 with 8 bits in groups."""
     config = SHAPES["Qwen3.8-27B"]
     text = describe_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
-    assert "0.5 tokens/s (27B)" in text and "vllm-rocm#36" in text
+    assert "0.5 tokens/s (27B)" in text
+    assert "vllm-rocm#36" in text
     text = describe_answer(config | {"quantization_config": FORMATS["w8a16"]})
-    assert "3.7 tokens/s (27B)" in text and "ConchLinearKernel" in text
+    assert "3.7 tokens/s (27B)" in text
+    assert "ConchLinearKernel" in text
 
 
 def test_each_speed_has_a_source_and_a_format() -> None:
     forms = {row.of for row in table.read_rows() if row.part in ("linear", "experts")}
     for row in ADVICE["speed"]:
-        assert row["source"] and set(row["formats"]) <= forms
+        assert row["source"]
+        assert set(row["formats"]) <= forms
 
 
 #: Formats that vLLM refuses on gfx1151: the start of its message, and the format to use instead.
@@ -137,7 +144,8 @@ ACCEPTED = {
 def test_a_format_that_is_refused_has_an_instead(form: str) -> None:
     words, instead = REFUSED[form]
     result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
-    assert result.refusal.startswith(words) and result.weights
+    assert result.refusal.startswith(words)
+    assert result.weights
     assert instead in "\n".join(answer.describe("NAME", result, Tree()))
 
 
@@ -145,7 +153,8 @@ def test_a_format_that_is_refused_has_an_instead(form: str) -> None:
 def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
     """ROCm/vllm#958 and others: `models` once ended with exit status 2, without advice."""
     result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
-    assert not result.refusal and ACCEPTED[form] in result.parts["linear"]
+    assert not result.refusal
+    assert ACCEPTED[form] in result.parts["linear"]
 
 
 def test_threads_that_were_right() -> None:
@@ -154,11 +163,14 @@ def test_threads_that_were_right() -> None:
     vllm#57712, vllm#49141, kyuz0/amd-strix-halo-toolboxes#41, lemonade#2368.
     """
     gemma = answer.answer(THREADS["Gemma-3-27B-QAT-W4A16"], None, None)
-    assert "RDNAHybridW4A16LinearKernel" in gemma.parts["linear"] and not gemma.refusal
+    assert "RDNAHybridW4A16LinearKernel" in gemma.parts["linear"]
+    assert not gemma.refusal
     minimax = answer.answer(THREADS["MiniMax-M2-AWQ"], None, None)
-    assert minimax.parts["experts"] == ["TritonWNA16Experts"] and not minimax.refusal
+    assert minimax.parts["experts"] == ["TritonWNA16Experts"]
+    assert not minimax.refusal
     assert minimax.weights / 1e9 == pytest.approx(121, rel=0.02)
     experts = CONFIGS["Qwen3-30B-A3B"] | {"quantization_config": FORMATS["gptq"]}
     assert answer.answer(experts, None, None).parts["experts"] == ["TritonWNA16Experts"]
     awq = CONFIGS["Llama-3.1-8B"] | {"quantization_config": FORMATS["awq"]}
-    assert awq["torch_dtype"] == "bfloat16" and not answer.answer(awq, None, None).refusal
+    assert awq["torch_dtype"] == "bfloat16"
+    assert not answer.answer(awq, None, None).refusal

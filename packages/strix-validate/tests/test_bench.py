@@ -53,7 +53,8 @@ def test_what_is_timed_has_the_shape_of_a_server():
     assert bench.count_operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096
     assert bench.SIZES["decode"].cache_bytes == 2 * 2 * 16 * 8 * 4096 * 128
     q, k, v, grad_out = bench.SIZES["gqa"].shapes()
-    assert q == grad_out == (4, 32, 2048, 128) and k == v == (4, 8, 2048, 128)
+    assert q == grad_out == (4, 32, 2048, 128)
+    assert k == v == (4, 8, 2048, 128)
 
 
 def test_what_only_a_gpu_runs_is_skipped_on_a_cpu():
@@ -68,7 +69,8 @@ def test_both_directions_are_timed():
     measured = result.measured
     for direction in ("forward", "backward"):
         low, median, high = (measured[f"{direction}_{x}ms"] for x in ("low_", "", "high_"))
-        assert 0 < low <= median <= high and measured[f"{direction}_repeats"] > 1
+        assert 0 < low <= median <= high
+        assert measured[f"{direction}_repeats"] > 1
         rate = bench.count_operations("tiny", True, direction) / median / 1e9
         assert measured[f"{direction}_tflops"] == pytest.approx(rate)
 
@@ -122,7 +124,8 @@ def test_timer_times_what_it_is_given(monkeypatch):
 
     monkeypatch.setattr("strix_validate.timing.time.perf_counter", lambda: clock[0])
     timing = time_call(call, "cpu", budget_ms=50)
-    assert timing.repeats == 7 and timing.median == pytest.approx(9)
+    assert timing.repeats == 7
+    assert timing.median == pytest.approx(9)
     assert 2 <= round(timing.low, 6) < timing.median == timing.high
 
 
@@ -133,7 +136,8 @@ def test_full_attention_of_the_published_table_is_counted_as_full():
     ]
     measured = body(RunOptions(device="cuda"))
     assert measured["published_0_forward_tflops"] == pytest.approx(14.63, abs=0.005)
-    assert "published_0_backward_tflops" not in measured and "published_1" not in measured
+    assert "published_0_backward_tflops" not in measured
+    assert "published_1" not in measured
 
 
 def test_a_timing_survives_the_way_out_of_a_child():
@@ -179,4 +183,5 @@ def test_operations_and_bytes_of_experts(monkeypatch):
     weights = 3 * 2048 * 768
     assert measured["weights_gbps"] == pytest.approx(2 * 128 * weights / 2e-3 / 1e9)
     assert measured["experts_tflops"] == pytest.approx(2 * 128 * weights / 2e-3 / 1e12)
-    assert calls[0].launch is experts.time_mixture and calls[0].tensors["x"].shape == (16, 2048)
+    assert calls[0].launch is experts.time_mixture
+    assert calls[0].tensors["x"].shape == (16, 2048)

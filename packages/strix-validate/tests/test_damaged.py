@@ -108,7 +108,8 @@ def test_records(tmp_path: Path, damage) -> None:
         return "<html" in (tmp_path / "a.html").read_text()
 
     tally = damage("record", file, mutants(json.loads(RECORD.dump()), 1, 60), report)
-    assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+    assert tally.outcomes["accepted"]
+    assert tally.outcomes["refused"]
 
 
 def is_list(value: object) -> bool:
@@ -160,7 +161,8 @@ def test_models(tmp_path: Path, damage) -> None:
             raise Refused(str(error)) from error
 
     tally = damage("config.json", file, mutants(CONFIG, 2, 300), read)
-    assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+    assert tally.outcomes["accepted"]
+    assert tally.outcomes["refused"]
 
 
 DENSE = FILES["Qwen3-8B"]
@@ -189,7 +191,8 @@ def test_a_module_that_is_called_vllm(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     output = run_models(str(tmp_path))
-    assert "vllm is not installed" in output and "GiB of weights" in output
+    assert "vllm is not installed" in output
+    assert "GiB of weights" in output
 
 
 def test_indexes_of_weights(tmp_path: Path, damage) -> None:
@@ -251,7 +254,8 @@ def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) ->
     evil = valid | escapes | {"architectures": ["\x1b]0;owned\x07ForCausalLM"]}
     contents = [*mutants(valid, 8, 120), json.dumps(evil).encode()]
     tally = damage(f"models, {name}", tmp_path / name, contents, lambda: run_models(str(tmp_path)))
-    assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+    assert tally.outcomes["accepted"]
+    assert tally.outcomes["refused"]
 
 
 def test_weights(tmp_path: Path, damage) -> None:
@@ -262,7 +266,8 @@ def test_weights(tmp_path: Path, damage) -> None:
     head = {"w": {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]}}
     contents = [len(x).to_bytes(8, "little") + x + bytes(32) for x in mutants(head, 9, 120)]
     tally = damage("safetensors", file, contents, lambda: run_models(str(tmp_path)))
-    assert tally.outcomes["accepted"] and tally.outcomes["refused"]
+    assert tally.outcomes["accepted"]
+    assert tally.outcomes["refused"]
     with file.open("wb") as sparse:
         sparse.write((1 << 32).to_bytes(8, "little"))
         sparse.truncate((1 << 32) + 8)
@@ -318,4 +323,5 @@ def test_a_package_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ]
     (tmp_path / "conda-meta" / "pytorch-2-0.json").write_text(json.dumps(META))
     package = interpreter.read_conda_record(tmp_path, "pytorch")
-    assert package and package["version"] == "2.13.0"
+    assert package
+    assert package["version"] == "2.13.0"

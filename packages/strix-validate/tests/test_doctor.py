@@ -72,9 +72,11 @@ def cable(monkeypatch):
 def test_a_machine_of_two_prints_its_packages_and_addresses(with_ray, cable):
     result = examine(with_ray)["two-machines"]
     digest = cluster_machine.hash_packages(with_ray / "home/user/env")
-    assert result.state is State.PASSED and result.severity is Severity.INFO
+    assert result.state is State.PASSED
+    assert result.severity is Severity.INFO
     assert result.reason == f"packages {digest}, addresses thunderbolt0 10.77.0.1"
-    assert "the same packages" in result.fix and "ulimit" not in result.fix
+    assert "the same packages" in result.fix
+    assert "ulimit" not in result.fix
 
 
 def test_another_package_is_another_digest(with_ray):
@@ -88,7 +90,8 @@ def test_another_package_is_another_digest(with_ray):
 def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch):
     monkeypatch.setattr(cluster_machine, "list_links", list)
     result = examine(with_ray)["two-machines"]
-    assert result.state is State.FAILED and result.reason == "no network but loopback"
+    assert result.state is State.FAILED
+    assert result.reason == "no network but loopback"
     assert "give the cable's interface an address" in result.fix
 
 
@@ -103,7 +106,8 @@ def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch
 def test_a_cluster_needs_open_files(with_ray, cable, monkeypatch, limits, state, fix):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
     result = examine(with_ray)["two-machines"]
-    assert result.state is state and fix in result.fix
+    assert result.state is state
+    assert fix in result.fix
 
 
 def kernel_package(flash_attn="flash-attn-2.8.3.post2-pyh1_0"):
@@ -145,7 +149,8 @@ def test_variables_of_the_activation_are_printed(tmp_path):
     values = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
     changes = hosts.environ(**values) | {f"{hosts.META}/rocm-sdk-core-10.0.0-h1_0.json": "{}"}
     result = examine(hosts.make(tmp_path, changes))["environment"]
-    assert result.severity is None and result.measured == values
+    assert result.severity is None
+    assert result.measured == values
 
 
 @pytest.mark.parametrize("version", [110500, 110502, 120001])
@@ -153,14 +158,16 @@ def test_another_gpu_is_told_no_override(version, tmp_path):
     """With an override, pixi would install kernels that this GPU cannot run."""
     results = examine(hosts.make(tmp_path, {f"{hosts.KFD}/1/properties": hosts.node(version, 32)}))
     assert results["gpu"].state is State.FAILED
-    assert results["pixi"].state is State.SKIPPED and "see doctor/gpu" in results["pixi"].reason
+    assert results["pixi"].state is State.SKIPPED
+    assert "see doctor/gpu" in results["pixi"].reason
     assert not any("CONDA_OVERRIDE" in result.fix for result in results.values())
 
 
 def test_wsl_is_told_to_install_no_kernel(tmp_path):
     changes = {"proc/sys/kernel/osrelease": "6.6.87.2-microsoft-standard-WSL2\n"}
     results = examine(hosts.without_gpu(tmp_path, changes | hosts.UBUNTU))
-    assert "WSL" in results["gpu"].reason and "lspci" not in results["gpu"].fix
+    assert "WSL" in results["gpu"].reason
+    assert "lspci" not in results["gpu"].fix
     assert results["gpu"].state is State.FAILED
     assert results["kernel"].state is results["pixi"].state is State.SKIPPED
     assert not any("linux-generic" in result.fix for result in results.values())
@@ -203,10 +210,8 @@ def test_what_pixi_is_told(changes, variables, expected, tmp_path):
 @pytest.mark.parametrize(("variable", "value"), hosts.REFUSED)
 def test_what_pixi_refuses(variable, value, tmp_path):
     result = examine(hosts.make(tmp_path, hosts.environ(**{variable: value})))["pixi"]
-    assert (
-        result.severity is Severity.ERROR
-        and f"{variable}={value} is not a version" in result.reason
-    )
+    assert result.severity is Severity.ERROR
+    assert f"{variable}={value} is not a version" in result.reason
     fix = hosts.OVERRIDE_ARCH if variable.endswith("ARCH") else hosts.OVERRIDE
     assert result.fix == f"export {fix}"
 
@@ -217,9 +222,11 @@ def test_no_permission(tmp_path):
 
     tree = hosts.make(tmp_path, hosts.MACHINES["without-rights"][0])
     results = examine(tree, open_device=refuse)
-    assert results["groups"].severity is Severity.WARNING and results["pixi"].severity is None
+    assert results["groups"].severity is Severity.WARNING
+    assert results["pixi"].severity is None
     for name in ("kfd", "render"):
-        assert results[name].state is State.FAILED and "permission denied" in results[name].reason
+        assert results[name].state is State.FAILED
+        assert "permission denied" in results[name].reason
         assert "usermod -aG render,video" in results[name].fix
 
 
@@ -227,7 +234,8 @@ def test_device_that_is_none(tmp_path):
     hosts.make(tmp_path, {"dev/kfd": None})
     (tmp_path / "dev/kfd").mkdir()
     result = examine(tmp_path)["kfd"]
-    assert result.state is State.FAILED and "cannot be opened" in result.reason
+    assert result.state is State.FAILED
+    assert "cannot be opened" in result.reason
 
 
 def test_stale_caches(tmp_path):
@@ -243,19 +251,22 @@ def test_stale_caches(tmp_path):
 def test_little_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "disk_usage", lambda place: SimpleNamespace(free=3 * 10**9))
     result = examine(hosts.make(tmp_path, {}))["disk"]
-    assert result.severity is Severity.WARNING and "3.0 GB" in result.reason
+    assert result.severity is Severity.WARNING
+    assert "3.0 GB" in result.reason
     assert result.measured == {"free_gb": 3.0}
 
 
 def test_empty_tree(tmp_path):
     results = examine(tmp_path)
-    assert results["gpu"].state is State.FAILED and "no AMD GPU" in results["gpu"].reason
+    assert results["gpu"].state is State.FAILED
+    assert "no AMD GPU" in results["gpu"].reason
     skipped = {name for name, result in results.items() if result.state is State.SKIPPED}
     assert {"kernel", "kfd", "gtt", "glibc", "caches"} <= skipped
 
 
 def test_names_of_gpus():
-    assert Node(110501, 0).name == "gfx1151" and Node(90010, 0).name == "gfx90a"
+    assert Node(110501, 0).name == "gfx1151"
+    assert Node(90010, 0).name == "gfx90a"
 
 
 def command(root, **variables):
@@ -279,7 +290,8 @@ def test_a_gpu_next_door(tmp_path):
     assert (done.returncode, gpu["id"]) == (1, "doctor/gpu")
     assert gpu["message"] == "the GPU is gfx1151, but these packages are compiled for gfx1152"
     done = command(tmp_path, gpu_arch="gfx1100")
-    assert done.returncode == 2 and "doctor knows gfx1151, gfx1150, gfx1152" in done.stderr
+    assert done.returncode == 2
+    assert "doctor knows gfx1151, gfx1150, gfx1152" in done.stderr
 
 
 def test_command_on_a_host_without_amd_gpu(tmp_path):
@@ -289,7 +301,8 @@ def test_command_on_a_host_without_amd_gpu(tmp_path):
     findings = json.loads(done.stdout)["findings"]
     errors = [finding for finding in findings if finding["status"] == "error"]
     assert [finding["id"] for finding in errors] == ["doctor/gpu"]
-    assert "lspci" in errors[0]["fix"] and errors[0]["needs_reboot"] is False
+    assert "lspci" in errors[0]["fix"]
+    assert errors[0]["needs_reboot"] is False
     assert all(finding["message"] for finding in findings if finding["status"] == "skipped")
 
 

@@ -96,7 +96,8 @@ def test_a_record_keeps_it():
         check, State.PASSED, "half", {}, Severity.WARNING, "raise it", needs_reboot=True
     )
     record = make_check_record("doctor", result)
-    assert record.needs_reboot and record.source == ""
+    assert record.needs_reboot
+    assert record.source == ""
     old = record.model_dump(exclude={"needs_reboot", "source"})
     assert not type(record).model_validate(old).needs_reboot
 

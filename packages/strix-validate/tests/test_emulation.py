@@ -126,8 +126,10 @@ def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
     """A restored wait gives the correct answer. Without a barrier, no wait does."""
     unchanged, without_wait, without_barrier = execute(PLANTED, tmp_path).splitlines()
     assert unchanged == "2016.0 "
-    assert without_wait.startswith("2016.0 total at") and "race: LDS" in without_wait
-    assert without_barrier.startswith("0.0 Trap: total at") and "race: LDS" in without_barrier
+    assert without_wait.startswith("2016.0 total at")
+    assert "race: LDS" in without_wait
+    assert without_barrier.startswith("0.0 Trap: total at")
+    assert "race: LDS" in without_barrier
 
 
 def test_kernels_of_each_gpu(tmp_path):
@@ -180,7 +182,8 @@ def test_each_run_has_a_cache_of_its_own(mode, factor, monkeypatch):
         (answer,) = triton_modes.run([InspectChild()], mode).calls
     except CannotRun as reason:
         pytest.skip(str(reason))
-    assert answer.error is None and not answer.tensors["shared"]
+    assert answer.error is None
+    assert not answer.tensors["shared"]
     assert (answer.tensors["out"] == 6 * factor).all()
     assert (answer.tensors["product"] == torch.full((2, 4), 3.0 * factor)).all()
 

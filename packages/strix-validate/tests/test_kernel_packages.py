@@ -115,7 +115,8 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"/build" not in content
     assert kernel_lists.describe(kernel) == "k(*fp16:16, i32) BLOCK=64 num_warps=4"
     done = CliRunner().invoke(cli.app, ["list", "--kernels"])
-    assert done.exit_code == 0 and "some-kernels: 1 kernels\n    k(*fp16:16, i32)" in done.output
+    assert done.exit_code == 0
+    assert "some-kernels: 1 kernels\n    k(*fp16:16, i32)" in done.output
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"kernels": 3}', '{"other": {}}'])
@@ -142,7 +143,8 @@ def test_answers_come_in_the_order_of_calls(
     calls: list = [str(i) for i in range(2 * kernel_packages.BATCH + 3)]
     answers = kernel_packages.look_up(calls, tmp_path, jobs=1)
     assert [answer.kernel_keys for answer in answers] == [(call,) for call in calls]
-    assert len(batches) == 3 and batches[0][:3] == ["0", "3", "6"]
+    assert len(batches) == 3
+    assert batches[0][:3] == ["0", "3", "6"]
     assert kernel_packages.look_up([], tmp_path) == []
 
 
@@ -261,7 +263,8 @@ def test_no_model(tmp_path: Path, config: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(config)
     done = CliRunner().invoke(cli.app, ["warm", "--model", str(file)])
-    assert done.exit_code == 2 and "Traceback" not in done.output
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
 
 
 def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +285,8 @@ def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_workload() -> None:
-    assert len(set(workload.LENGTHS)) == 40 and len(workload.SHAPES) == 4
+    assert len(set(workload.LENGTHS)) == 40
+    assert len(workload.SHAPES) == 4
     groups = {group for group, _ in workload.flash_workload()}
     assert len(groups) == 16
     assert len(list(workload.flash_workload())) == 16 * 40

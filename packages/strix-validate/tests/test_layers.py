@@ -24,7 +24,8 @@ def pairs(rows) -> set:
 def test_few_rows_hold_each_pair():
     rows = list(product("ab", "cde", "fg", "hi"))
     chosen = pairwise([(row, row) for row in rows])
-    assert pairs(chosen) == pairs(rows) and len(chosen) < len(rows) / 2
+    assert pairs(chosen) == pairs(rows)
+    assert len(chosen) < len(rows) / 2
 
 
 COLUMNS = {"a": (0, 1, 2), "b": (0, 1), "c": (0, 1, 2, 3), "d": (0, 1)}
@@ -37,10 +38,12 @@ def fits(values) -> bool:
 
 def test_few_combinations_hold_each_pair_that_fits():
     rows = combine(COLUMNS, fits)
-    assert all(map(fits, rows)) and rows == combine(COLUMNS, fits)
+    assert all(map(fits, rows))
+    assert rows == combine(COLUMNS, fits)
     all_rows = [dict(zip(COLUMNS, x, strict=True)) for x in product(*COLUMNS.values())]
     fitting = [tuple(x.values()) for x in all_rows if fits(x)]
-    assert pairs(tuple(x.values()) for x in rows) == pairs(fitting) and len(rows) <= 14
+    assert pairs(tuple(x.values()) for x in rows) == pairs(fitting)
+    assert len(rows) <= 14
 
 
 def test_a_pair_that_no_combination_has_is_left_out():
@@ -91,7 +94,8 @@ def test_quick_has_each_group_head_dim_and_block_of_the_table():
     for part in ("head_dim", "block", "softcap", "sinks", "causal", "fp8"):
         assert {x[part] for x in quick} == {x[part] for x in all_cases}
     groups = [{x["heads"] // x["kv_heads"] for x in rows} for rows in (quick, all_cases)]
-    assert groups[0] == groups[1] and 8 < len(quick) < len(all_cases) / 3
+    assert groups[0] == groups[1]
+    assert 8 < len(quick) < len(all_cases) / 3
 
 
 def test_sdpa_and_flash_attn_have_the_heads_of_each_model():
@@ -158,7 +162,8 @@ def test_the_writer_has_a_second_tile_at_quick():
 def test_quick_samples_from_the_largest_and_from_unaligned_vocabularies():
     quick, _ = keywords(model_cases.sampling_cases())
     sizes = {x["vocabulary"] for x in quick}
-    assert any(size > 1 << 17 for size in sizes) and any(size % 2 for size in sizes)
+    assert any(size > 1 << 17 for size in sizes)
+    assert any(size % 2 for size in sizes)
 
 
 @pytest.mark.parametrize("family", model_cases.GENERATED)
@@ -182,7 +187,8 @@ def test_packages_compute_what_models_have():
         assert len(values) > 4 or argument == "head_dim"
     assert {x["head_dim"] for x in quick if "head_dim" in x} == {64, 96, 128, 256}
     quick, _ = keywords(gguf.model_cases())
-    assert {x["name"] for x in quick} == set(gguf.TYPES) and min(x["size"] for x in quick) >= 512
+    assert {x["name"] for x in quick} == set(gguf.TYPES)
+    assert min(x["size"] for x in quick) >= 512
     quick, _ = keywords(sage.model_cases())
     masks = {(x["head_dim"], x["causal"]) for x in quick}
     assert masks == set(product((64, 96, 128), (False, True)))

@@ -150,14 +150,16 @@ def test_what_is_wrong_is_caught(name, monkeypatch):
     assert judge(module, check).state is State.PASSED
     monkeypatch.setattr(module, function, broken)
     failed = judge(module, check)
-    assert failed.state is State.FAILED and REASONS.get(check.split("/")[0], "") in failed.reason
+    assert failed.state is State.FAILED
+    assert REASONS.get(check.split("/")[0], "") in failed.reason
 
 
 def test_wrong_or_missing_kernels_of_inductor_are_caught(monkeypatch):
     monkeypatch.setattr(inductor.shutil, "which", lambda name: "g++")
     monkeypatch.setattr(torch, "compile", lambda function: function)
     missing = judge(inductor, "compile/inductor-float32")
-    assert missing.state is State.FAILED and "no kernel" in missing.reason
+    assert missing.state is State.FAILED
+    assert "no kernel" in missing.reason
 
     def compiled(function):
         def scaled(*inputs):
@@ -170,7 +172,8 @@ def test_wrong_or_missing_kernels_of_inductor_are_caught(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compiled)
     failed = judge(inductor, "compile/inductor-float16")
-    assert failed.state is State.FAILED and "wrong: out" in failed.reason
+    assert failed.state is State.FAILED
+    assert "wrong: out" in failed.reason
 
 
 def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
@@ -178,8 +181,10 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
     failed = Result(check, State.FAILED, "RuntimeError: miopenStatusUnknownError")
     monkeypatch.setattr(torch.version, "hip", "10.0")
     result = convolution.add_remedy(failed)
-    assert result.state is State.FAILED and "MIOpen/issues/3964" in result.reason
-    assert "MIOPEN_FIND_MODE=FAST" in result.fix and "torch.backends.cudnn.enabled" in result.fix
+    assert result.state is State.FAILED
+    assert "MIOpen/issues/3964" in result.reason
+    assert "MIOPEN_FIND_MODE=FAST" in result.fix
+    assert "torch.backends.cudnn.enabled" in result.fix
     # the variable is no remedy if activation has set it already
     monkeypatch.setenv("MIOPEN_FIND_MODE", "FAST")
     (default,) = [c for c in convolution.checks() if c.id == "conv/default/2d-same-float16"]
@@ -202,7 +207,8 @@ def test_modes_of_miopen_reach_its_process(monkeypatch):
     results = list(libraries.run(libraries.checks(), RunOptions()))
     assert len(results) == len(libraries.checks())
     modes = [environment for module, environment in calls if module == "convolution"]
-    assert {"MIOPEN_FIND_MODE": "FAST"} in modes and len(modes) == len(convolution.MODES)
+    assert {"MIOPEN_FIND_MODE": "FAST"} in modes
+    assert len(modes) == len(convolution.MODES)
 
 
 @pytest.mark.parametrize(
@@ -251,4 +257,5 @@ def test_a_gpu_is_asked_in_many_rounds(device, name, rounds, monkeypatch):
 
 def test_on_a_cpu_it_says_what_it_checks():
     (check,) = run(["libraries"], RunOptions(), ["conv/native/2d-same-float16"]).checks
-    assert check.state is State.PASSED and "this checks the harness" in check.reason
+    assert check.state is State.PASSED
+    assert "this checks the harness" in check.reason

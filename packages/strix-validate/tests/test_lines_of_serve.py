@@ -133,7 +133,8 @@ def test_vllm_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cache_below_the_models_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """lemonade-sdk/vllm-rocm#5: the line set no length, and vLLM refused to start."""
     line = find_arguments("Gemma-4-31B", 88, monkeypatch)
-    assert line and flags(line)["--max-model-len"] == "auto"
+    assert line
+    assert flags(line)["--max-model-len"] == "auto"
     assert "--max-model-len" not in (find_arguments("Qwen3-8B", 88, monkeypatch) or [])
 
 

@@ -68,7 +68,8 @@ def test_a_family_that_disagrees_is_an_estimate() -> None:
     assert {"gpt2", "bart", "falcon", "muse_spark"} & too_high
     assert not any(model_memory.is_counted({"model_type": kind}) for kind in too_high)
     result = answer.answer({"model_type": "muse_spark"}, None, None)
-    assert result.is_estimate and result.weights_prefix == "perhaps "
+    assert result.is_estimate
+    assert result.weights_prefix == "perhaps "
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -186,7 +187,8 @@ def test_unknown_layers_count_as_nothing() -> None:
     config = THREADS["Nemotron-3-Nano-30B-A3B"]
     pattern = config["hybrid_override_pattern"].replace("M", "?")
     result = answer.answer(config | {"hybrid_override_pattern": pattern}, None, None)
-    assert result.weights_prefix == "at least " and "layers of letter ?" in result.uncounted
+    assert result.weights_prefix == "at least "
+    assert "layers of letter ?" in result.uncounted
     assert result.weights < model_memory.weights(config)
 
 
@@ -203,9 +205,12 @@ def test_a_format_takes_no_more_than_its_weights(name: str, form: str) -> None:
 def test_the_text_of_an_omni_model() -> None:
     """Once, the message was "no attention heads". vLLM serves the thinker."""
     result = answer.answer(THREADS["Qwen3-Omni-30B-A3B"], None, None)
-    assert result.token == 48 * 2 * 2 * 4 * 128 and result.weights_prefix == "at least "
-    assert result.uncounted == ["the encoder of sound"] and not result.is_estimate
-    assert result.parts["experts"] == ["TritonExperts"] and result.parts["encoder"]
+    assert result.token == 48 * 2 * 2 * 4 * 128
+    assert result.weights_prefix == "at least "
+    assert result.uncounted == ["the encoder of sound"]
+    assert not result.is_estimate
+    assert result.parts["experts"] == ["TritonExperts"]
+    assert result.parts["encoder"]
 
 
 def installed() -> str:

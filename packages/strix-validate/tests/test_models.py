@@ -125,13 +125,15 @@ def test_a_wrong_row_is_found() -> None:
 def test_every_check_of_the_table_exists() -> None:
     existing = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
     named = {name for row in table.read_rows() for name in row.checks}
-    assert named and not named - existing
+    assert named
+    assert not named - existing
     assert {name.partition("/")[0] for name in named} == {*table.PROVES, *ON_A_GPU}
 
 
 def test_architectures_are_those_that_are_compared() -> None:
     names = {name for config in CASES.values() for name in config["architectures"]}
-    assert table.was_compared(CONFIGS["Qwen3-8B"]) and not table.was_compared({})
+    assert table.was_compared(CONFIGS["Qwen3-8B"])
+    assert not table.was_compared({})
     assert SHAPES.keys() - CASES.keys() == {"Mistral-Small-4-119B"}
     assert sorted(names) == table.read_table()["architectures"]
 
@@ -145,7 +147,8 @@ def test_page_and_table_agree() -> None:
     assert f"with vLLM {table.version()} and" in prose
     assert f"{page['ROOM'] / GIB:.0f} GiB of these remain for weights and cache" in prose
     records = {row.record for row in table.read_rows()} - {""}
-    assert records and all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
+    assert records
+    assert all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
 
 
 #: Billions of parameters of models of 2026: the publisher's number, and the count of transformers
@@ -181,7 +184,8 @@ def test_no_model_of_2026_ends_the_command(name: str) -> None:
     text = "\n".join(command.describe("NAME", answer, Tree()))
     assert bool(answer.refusal) == (name == "GLM-5")  # docs/evidence/2026-11-26-vllm-by-hand.md
     weights = f"{answer.weights / 2**30:.1f} GiB of weights"
-    assert (answer.refusal or weights) in text and "at least" not in text
+    assert (answer.refusal or weights) in text
+    assert "at least" not in text
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -215,7 +219,8 @@ def test_what_is_not_counted_makes_a_lower_bound() -> None:
     config = SHAPES["Qwen3.6-35B-A3B"]
     answer = command.answer(config | {"text_config": config["text_config"] | QWEN_4}, None, None)
     text = "\n".join(command.describe("NAME", answer, Tree()))
-    assert "at least 65.4 GiB" in text and "without the parts sized by hc_lowrank" in text
+    assert "at least 65.4 GiB" in text
+    assert "without the parts sized by hc_lowrank" in text
     assert len(answer.uncounted) == len(QWEN_4)
     answer = command.answer(config | {"audio_config": {"hidden_size": 1}}, None, None)
     assert answer.uncounted == ["the encoder of sound"]
@@ -237,7 +242,8 @@ def test_tiles_of_experts(name: str, words: str, tmp_path: Path) -> None:
     """With VLLM_SOURCE set, the tables of vLLM's source with the recipe's patches give the same."""
     config = (CASES | SHAPES)[name]
     tiles = table.describe_tiles(config)
-    assert tiles.startswith(words) and bool(tiles) == bool(words)
+    assert tiles.startswith(words)
+    assert bool(tiles) == bool(words)
     assert table.describe_tiles(config, tmp_path).startswith("vLLM's defaults" if words else "")
     if source := os.environ.get("VLLM_SOURCE"):
         assert table.describe_tiles(config, Path(source)) == tiles
@@ -264,7 +270,8 @@ def test_vllm_is_asked_about_a_format_that_the_table_has_not(
     monkeypatch.setattr("strix_validate.vllm.source.version", lambda source: "0.33.0")
     answer = command.answer(config, None, tmp_path)
     text = "\n".join(command.describe("NAME", answer, Tree()))
-    assert "Some: not in the table" in text and "5.0 GiB of weights, 128 KiB of KV" in text
+    assert "Some: not in the table" in text
+    assert "5.0 GiB of weights, 128 KiB of KV" in text
 
 
 def test_files_count_before_dimensions(tmp_path: Path) -> None:
@@ -308,7 +315,8 @@ def test_command_says_backend_proof_and_memory() -> None:
     assert "TritonExperts: compiled, interpreted, emulated (16 bits)" in output
     assert "56.9 GiB of weights, 96 KiB of KV cache per token" in output
     status, output = run(FOLDER / "Qwen3-30B-A3B.json", "--json")
-    assert status == 0 and json.loads(output)["parts"]["experts"] == ["TritonExperts"]
+    assert status == 0
+    assert json.loads(output)["parts"]["experts"] == ["TritonExperts"]
 
 
 @needs_table
@@ -316,14 +324,17 @@ def test_command_says_backend_proof_and_memory() -> None:
 def test_command_fails_where_vllm_refuses(form: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CASES[f"Llama-3.1-8B, {form}"]))
     status, output = run(tmp_path)
-    assert status == 1 and "does not start" in output and words in output
+    assert status == 1
+    assert "does not start" in output
+    assert words in output
 
 
 def test_flags_are_the_doctors(tmp_path: Path) -> None:
     tree = Tree(hosts.make(tmp_path, {}))
     fits = command.answer(CONFIGS["Qwen3-30B-A3B"], None, None)
     here = command.describe("NAME", fits, tree)[-1]
-    assert "vllm serve NAME --gpu-memory-utilization 0.9" in here and "tokens" in here
+    assert "vllm serve NAME --gpu-memory-utilization 0.9" in here
+    assert "tokens" in here
     large = command.answer(CONFIGS["Qwen3-Next-80B-A3B"], None, None)
     assert "does not fit" in command.describe("NAME", large, tree)[-1]
     unknown = command.answer(CONFIGS["Llama-3.1-8B"] | {"architectures": ["New"]}, None, None)
@@ -333,7 +344,9 @@ def test_flags_are_the_doctors(tmp_path: Path) -> None:
 @needs_table
 def test_a_name_is_found_in_the_cache(tmp_path: Path) -> None:
     status, output = run("Qwen/Qwen3-8B")
-    assert status == 2 and "hf download Qwen/Qwen3-8B config.json" in output and "gated" in output
+    assert status == 2
+    assert "hf download Qwen/Qwen3-8B config.json" in output
+    assert "gated" in output
     folder = tmp_path / "cache/hub/models--Qwen--Qwen3-8B/snapshots/abc"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIGS["Qwen3-8B"]))
@@ -372,12 +385,14 @@ def flux(tmp_path: Path) -> Path:
 
 def test_a_folder_of_diffusers(flux: Path) -> None:
     status, output = run(flux)
-    assert status == 0 and "FluxPipeline, which diffusers runs" in output
+    assert status == 0
+    assert "FluxPipeline, which diffusers runs" in output
     assert "native: emulated by hand" in output
     assert "flash: compiled, interpreted, emulated" in output
     status, output = run(flux, "--json")
     sizes = {"transformer": 2 * (512 * 1024 + 1024 + 1), "scheduler": 0, "vae": 30}
-    assert status == 0 and json.loads(output)["weights"] == sizes
+    assert status == 0
+    assert json.loads(output)["weights"] == sizes
     for file in flux.glob("*/*.safetensors"):
         file.unlink()
     assert "no safetensors files to count" in run(flux)[1]
@@ -389,7 +404,8 @@ def test_images_fit_or_not(tmp_path: Path) -> None:
     small, large = (
         diffusion.describe("NAME", pipeline, tree).splitlines()[-1] for pipeline in pipelines
     )
-    assert " fits: " in small and "does not fit" in large
+    assert " fits: " in small
+    assert "does not fit" in large
 
 
 @pytest.mark.parametrize(
@@ -411,7 +427,9 @@ def test_images_fit_or_not(tmp_path: Path) -> None:
 def test_a_damaged_folder_of_diffusers(flux: Path, name: str, data: bytes, words: str) -> None:
     (flux / name).write_bytes(data)
     status, output = run(flux)
-    assert status == 2 and words in output and "Traceback" not in output
+    assert status == 2
+    assert words in output
+    assert "Traceback" not in output
 
 
 #: name: (the text of config.json or the changes to Llama's, part of the message)
@@ -442,7 +460,9 @@ def test_bad_input_gives_one_message(name: str, tmp_path: Path) -> None:
         text = json.dumps(CONFIGS["Llama-3.1-8B"] | text)
     (tmp_path / "config.json").write_text(text)
     status, output = run(tmp_path)
-    assert status == 2 and words in output and "Traceback" not in output
+    assert status == 2
+    assert words in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -455,4 +475,5 @@ def test_bad_input_gives_one_message(name: str, tmp_path: Path) -> None:
 )
 def test_what_is_no_model(argument: str, words: str, tmp_path: Path) -> None:
     status, output = run(tmp_path / argument)
-    assert status == 2 and words in output
+    assert status == 2
+    assert words in output

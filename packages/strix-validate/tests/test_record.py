@@ -48,7 +48,8 @@ def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, reason):
     """The comparison is judged in a result, and in a record that somebody wrote by hand."""
     passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
     written = record.make_check_record("x", passed)
-    assert written.state is State.FAILED and reason in written.reason
+    assert written.state is State.FAILED
+    assert reason in written.reason
     correct = {"error": 0.01, "bound": 0.1, "dtype": "float16", "size": 99.0}
     valid = make(Result(passed.check, State.PASSED, "", {"out": correct, "logprob": 3}))
     assert valid.checks[0].state is State.PASSED
@@ -72,7 +73,8 @@ def test_bad_record_is_told(change, message, tmp_path):
     with pytest.raises(record.BadRecord, match=rf"bad.json.*{message}"):
         record.load(file)
     done = CliRunner().invoke(cli.app, ["report", str(file)])
-    assert done.exit_code == 2 and "Traceback" not in done.output
+    assert done.exit_code == 2
+    assert "Traceback" not in done.output
     with pytest.raises(record.BadRecord):
         record.load(tmp_path / "missing.json")
 
@@ -117,7 +119,8 @@ def test_table_of_skips_is_sound():
     for skip in skips.table():
         for pattern in skip.ids:
             assert any(is_named(id_, [pattern]) for id_ in ids), f"{pattern} names no check"
-        assert skip.link.startswith("https://") and len(skip.reason) >= 20
+        assert skip.link.startswith("https://")
+        assert len(skip.reason) >= 20
         assert date(2026, 1, 1) <= skip.date <= date.today()
 
 
@@ -136,7 +139,8 @@ def test_a_skip_that_is_not_expected_fails():
     cpu = record.Device(type="cpu", architecture="x86_64", build="cpu")
     strix = record.Device(type="gpu", architecture="gfx1151", build="rocm")
     judged = skips.judge(refused, strix)
-    assert judged.state is State.FAILED and "not expected to be skipped" in judged.reason
+    assert judged.state is State.FAILED
+    assert "not expected to be skipped" in judged.reason
     efficient = Result(
         Check("sdpa/efficient/full-float16", "", ""), State.SKIPPED, "No viable backend"
     )
@@ -187,7 +191,8 @@ def test_select_and_misspelt_names():
     assert ids(["a/b"]) == ["a/b"]
     assert ids(["a"], ["a/b"]) == ["a/bc"]
     assert ids(["*/b*"], []) == ["a/b", "a/bc"]
-    assert ids(["x"]) == ["a/b", "a/bc"] and ids([], ["x"]) == ["d"]
+    assert ids(["x"]) == ["a/b", "a/bc"]
+    assert ids([], ["x"]) == ["d"]
     for misspelt in ("a/", "z", "a/b/c"):
         with pytest.raises(NoSuchCheck, match="no check of x, y is called"):
             select(checks_by_tier, [misspelt])
@@ -236,7 +241,8 @@ def test_a_tier_that_forgets_a_check_fails_it(monkeypatch):
     tier = replace(doctor.TIER, run=lambda selected, options: iter(()))
     monkeypatch.setattr(doctor, "TIER", tier)
     result = run(["doctor"], RunOptions(), ["doctor/disk"])
-    assert result.summary["failed"] == 1 and "no result" in result.checks[0].reason
+    assert result.summary["failed"] == 1
+    assert "no result" in result.checks[0].reason
 
 
 def end_after(number, error, monkeypatch):
@@ -253,8 +259,10 @@ def test_a_fault_that_ends_a_tier_fails_what_is_left(monkeypatch):
     """An example is a GPU's fault, which is reported when its memory is read next."""
     end_after(1, RuntimeError("HIP error: an illegal memory access"), monkeypatch)
     result = run(["doctor"], RunOptions(), ["doctor/disk", "doctor/glibc"])
-    assert len(result.checks) == 2 and result.unfinished == 0
-    assert result.checks[1].state == "failed" and "illegal memory access" in result.checks[1].reason
+    assert len(result.checks) == 2
+    assert result.unfinished == 0
+    assert result.checks[1].state == "failed"
+    assert "illegal memory access" in result.checks[1].reason
 
 
 def test_evidence_is_written_and_named(tmp_path):
@@ -264,7 +272,8 @@ def test_evidence_is_written_and_named(tmp_path):
     assert done.exit_code in (0, 1), done.output
     (file,) = (tmp_path / "e").iterdir()
     result = record.load(file)
-    assert file.name == terminal.evidence_name(result) and result.command == ["doctor"]
+    assert file.name == terminal.evidence_name(result)
+    assert result.command == ["doctor"]
 
 
 def test_an_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
@@ -272,7 +281,8 @@ def test_an_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
     end_after(3, KeyboardInterrupt, monkeypatch)
     done = CliRunner().invoke(cli.app, ["run", "--tier", "doctor", "--evidence", str(tmp_path)])
     missing = len(tiers.load("doctor").checks()) - 3
-    assert done.exit_code == 130 and f"interrupted: {missing} checks did not run" in done.output
+    assert done.exit_code == 130
+    assert f"interrupted: {missing} checks did not run" in done.output
     (file,) = tmp_path.iterdir()
     result = record.load(file)
     assert (len(result.checks), result.unfinished) == (3, missing)
@@ -298,7 +308,8 @@ def test_a_killed_run_leaves_the_record_so_far(tmp_path, monkeypatch):
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment)
     assert done.returncode == -9
     result = record.load(next(tmp_path.glob("*.json")))
-    assert len(result.checks) == 3 and result.unfinished > 10
+    assert len(result.checks) == 3
+    assert result.unfinished > 10
 
 
 @pytest.mark.parametrize("command", [["attention"], ["run"], ["bench"], ["doctor"]])

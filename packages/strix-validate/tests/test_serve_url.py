@@ -233,7 +233,8 @@ def test_after_clients_that_left_an_answer_has_a_minute(monkeypatch):
     )
     monkeypatch.setattr(judges, "judge_greedy", lambda *_, **__: None)
     judges.judge_abort(server, "prompt")
-    assert limits[0] is None and limits[1] >= 60
+    assert limits[0] is None
+    assert limits[1] >= 60
 
 
 def test_a_slow_server_has_an_hour_for_each_request(judged, monkeypatch):
@@ -276,7 +277,8 @@ def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):
         runner.run(["serve"], options, ["serve/url-usage"], print_line=lines.append)
     assert lines[0] == "serve: 1 checks"
     assert "reads about 100 tokens and generates 50" in lines[1]
-    assert "as just measured" in lines[1] and "--skip serve/url-usage" in lines[1]
+    assert "as just measured" in lines[1]
+    assert "--skip serve/url-usage" in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,8 @@ def test_drafts_that_the_servers_own_prefill_finds_likely_fail_against_another()
     with serving(drafts=True, fault="drafts-alike") as server, serving() as plain:
         alone = compare(server, server)
         result = compare(server, plain)
-    assert alone.state is State.SKIPPED and "or the one at --plain-url with it" in alone.reason
+    assert alone.state is State.SKIPPED
+    assert "or the one at --plain-url with it" in alone.reason
     assert result.state is State.FAILED
     assert "compared with the server without speculation" in result.reason
     assert "less likely" in result.reason

@@ -43,8 +43,10 @@ def test_an_hour_without_a_fault_passes():
     assert {result.state for name, result in results.items() if name != "server"} == {State.PASSED}
     assert results["server"].state is State.SKIPPED
     assert [row["seconds"] for row in rows] == list(range(3601))
-    assert rows[30]["load"] == "attention" and rows[36]["load"] == "product"
-    assert rows[30]["clock_mhz"] == 2700 and rows[30]["power_w"] == 110
+    assert rows[30]["load"] == "attention"
+    assert rows[36]["load"] == "product"
+    assert rows[30]["clock_mhz"] == 2700
+    assert rows[30]["power_w"] == 110
     assert rows[-1]["steps"] == 2 * (3600 - 20)
     assert results["product"].measured["median_tflops"] == 30.0
     assert results["whole"].measured["minutes"] == 60.0
@@ -64,21 +66,24 @@ def test_a_hang_ends_it_with_what_was_running():
 
 def test_a_hang_in_the_last_seconds_is_one():
     story = run(hang_at=3590.0)
-    assert failed(story) == {"whole"} and not story.is_whole
+    assert failed(story) == {"whole"}
+    assert not story.is_whole
     assert story.samples[-1]["seconds"] > 3600
 
 
 def test_a_long_preparation_is_no_hang_and_an_endless_one_is():
     assert not failed(run(prepared_at=500))
     reason = judge(run(prepared_at=10**9))["whole"].reason
-    assert "no progress for 601 s" in reason and "the preparation of copy" in reason
+    assert "no progress for 601 s" in reason
+    assert "the preparation of copy" in reason
 
 
 def test_a_worker_that_is_killed_leaves_its_story():
     story = run(die_at=LATE)
     assert failed(story) == {"whole"}
     reason = judge(story)["whole"].reason
-    assert "failed after 20.0 minutes in" in reason and "by signal 9 (killed" in reason
+    assert "failed after 20.0 minutes in" in reason
+    assert "by signal 9 (killed" in reason
     assert story.number_of_steps == 2 * (LATE - 20)
 
 
@@ -115,7 +120,8 @@ def test_one_wrong_result_after_many_right_ones_fails(fault, words):
     story = run(step=step)
     assert failed(story) == {"product"}
     result = judge(story)["product"]
-    assert words in result.reason and "1 of 2391 steps, the first of them step 500" in result.reason
+    assert words in result.reason
+    assert "1 of 2391 steps, the first of them step 500" in result.reason
     assert [row["event"] for row in story.samples if row["event"]] == ["wrong results of product"]
 
 
@@ -148,7 +154,8 @@ def test_a_speed_that_falls_is_throttling_without_sensors():
     story = run(step=step, reading=lambda at, load: {"clock_mhz": None})
     assert failed(story) == {"throttling"}
     reason = judge(story)["throttling"].reason
-    assert "attention_tflops: 30 in the first turn, 15 after 20" in reason and "copy" not in reason
+    assert "attention_tflops: 30 in the first turn, 15 after 20" in reason
+    assert "copy" not in reason
 
 
 def test_a_server_that_is_slower_is_no_throttling():
@@ -247,7 +254,8 @@ def test_old_readings_do_not_stand_for_the_present():
     read = gpu.sensors.lines
     gpu.sensors.lines = lambda: read() if gpu.clock.seconds < 100 else []
     samples = soak(gpu, minutes=5).samples
-    assert samples[104]["clock_mhz"] == 2700 and samples[105]["clock_mhz"] is None
+    assert samples[104]["clock_mhz"] == 2700
+    assert samples[105]["clock_mhz"] is None
 
 
 def test_the_record_is_written_as_it_goes_and_survives_an_interruption(tmp_path, monkeypatch):
@@ -272,7 +280,8 @@ def test_the_record_is_written_as_it_goes_and_survives_an_interruption(tmp_path,
     assert len(table.read_text().splitlines()) == 1 + 301
     lines = []
     written = files.close(lines.append)
-    assert written.unfinished == 1 and written.subject == "packages"
+    assert written.unfinished == 1
+    assert written.subject == "packages"
     assert record.load(files.file) == written
     assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".csv", ".svg", ".png"}
 

@@ -113,7 +113,8 @@ def test_the_kernels_log_is_read_from_its_end(tmp_path, monkeypatch):
     file.write_text(f"{FAULTS[0]}\n")
     monkeypatch.setattr(kernel_log, "KMSG", file)
     log = kernel_log.KernelLog()
-    assert log.faults() == [] and not log.absent
+    assert log.faults() == []
+    assert not log.absent
     with file.open("a") as stream:
         stream.write(f"{HARMLESS[0]}\n{FAULTS[1]}\n{FAULTS[2][:20]}")
         stream.flush()
@@ -136,7 +137,8 @@ def test_the_journal_is_read_where_the_kernels_log_may_not_be(shows, tmp_path, m
         log._journal.wait()
         assert log.faults() == ["amdgpu: GPU reset begin"]
     else:
-        assert "run as root" in log.absent and log.faults() == []
+        assert "run as root" in log.absent
+        assert log.faults() == []
     log.close()
 
 
@@ -158,7 +160,8 @@ def test_advice_is_what_doctor_finds_and_names_what_is_in_order(tmp_path):
     ):
         assert words in text, words
     (in_order,) = [part for part in text.split(". ") if part.startswith("no findings of")]
-    assert "doctor/options" in in_order and "doctor/power" not in in_order
+    assert "doctor/options" in in_order
+    assert "doctor/power" not in in_order
 
 
 def test_advice_of_the_iommu_and_of_lockup_timeout(tmp_path):
@@ -166,12 +169,14 @@ def test_advice_of_the_iommu_and_of_lockup_timeout(tmp_path):
     changes = {"proc/cmdline": line, "sys/class/iommu/ivhd0/x": "", PROFILE: "balanced"}
     text = advise(Tree(hosts.make(tmp_path, changes)))
     findings = {part.partition(":")[0]: part for part in text.split(". ")}
-    assert "issues/6598" in text and "doctor/iommu" in findings
+    assert "issues/6598" in text
+    assert "doctor/iommu" in findings
     assert "lockup_timeout=1000" in findings["doctor/options"]
     assert "balanced" not in text
 
 
 def test_without_a_gpu_of_amd_advice_is_to_read_the_kernels_log(tmp_path):
     text = advise(Tree(hosts.without_gpu(tmp_path, {PROFILE: "performance"})))
-    assert text.startswith("read the kernel's log") and "doctor/" not in text
+    assert text.startswith("read the kernel's log")
+    assert "doctor/" not in text
     assert "powerprofilesctl" not in text

@@ -52,7 +52,8 @@ def soak_with(fault, folder, clock=None):
 )
 def test_a_worker_that_fails_is_told_with_what_it_ran(fault, words, tmp_path):
     checks = soak_with(fault, tmp_path)
-    assert checks["soak/whole"].state is State.FAILED and words in checks["soak/whole"].reason
+    assert checks["soak/whole"].state is State.FAILED
+    assert words in checks["soak/whole"].reason
     assert "sudo dmesg" in checks["soak/whole"].fix
     assert checks["soak/attention"].state is State.PASSED
 
@@ -85,8 +86,10 @@ def test_a_real_hang_ends_with_what_ran_and_leaves_no_process(tmp_path, monkeypa
 
     monkeypatch.setattr(LineProcess, "__init__", start)
     reason = soak_with("hang", tmp_path, clock)["soak/whole"].reason
-    assert "in product, its step 4" in reason and "no progress for 72" in reason  # 7200 s and a few
-    assert len(started) == 2 and not any(Path("/proc", str(pid)).exists() for pid in started)
+    assert "in product, its step 4" in reason
+    assert "no progress for 72" in reason
+    assert len(started) == 2
+    assert not any(Path("/proc", str(pid)).exists() for pid in started)
 
 
 def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
@@ -111,7 +114,8 @@ def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
     (file,) = folder.glob("*.json")
     assert json.loads(file.read_text()) == printed
     states = {check["id"]: check["state"] for check in printed["checks"]}
-    assert states["soak/product"] == "failed" and states["soak/copy"] != "failed"
+    assert states["soak/product"] == "failed"
+    assert states["soak/copy"] != "failed"
     (product,) = [check for check in printed["checks"] if check["id"] == "soak/product"]
     assert "the first of them step 4" in product["reason"]
 
@@ -152,7 +156,8 @@ def test_a_worker_killed_from_outside_ends_the_program_with_status_1(running):
     process, worker, folder = running
     os.kill(worker, signal.SIGKILL)
     output, _ = process.communicate()
-    assert process.returncode == 1 and "by signal 9" in output
+    assert process.returncode == 1
+    assert "by signal 9" in output
     (file,) = folder.glob("*.json")
     assert record.load(file).summary["failed"] == 1
 
@@ -162,7 +167,8 @@ def test_an_interrupted_program_writes_its_record(number, running):
     process, worker, folder = running
     process.send_signal(number)
     output, _ = process.communicate()
-    assert process.returncode == 130 and "interrupted" in output
+    assert process.returncode == 130
+    assert "interrupted" in output
     (file,) = folder.glob("*.json")
     assert record.load(file).unfinished == 1
     assert not Path("/proc", str(worker)).exists()
@@ -186,25 +192,31 @@ def test_a_short_soak_passes_and_can_be_reported(tmp_path):
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("*.json")
     written = record.load(file)
-    assert written.command == ["soak"] and written.subject == "harness" and not written.unfinished
+    assert written.command == ["soak"]
+    assert written.subject == "harness"
+    assert not written.unfinished
     assert not written.proves("torch")
     assert "vllm is not installed" in done.stdout
     page = tmp_path / "page.html"
     done = program.run("report", file, "-o", page)
-    assert done.returncode == 0 and "soak/whole" in page.read_text()
+    assert done.returncode == 0
+    assert "soak/whole" in page.read_text()
 
 
 def test_what_cannot_be_loaded_is_told(tmp_path):
     done = program.run("soak", "--evidence", tmp_path / "x", without="torch")
-    assert done.returncode == 3 and "torch is not installed" in done.stderr
+    assert done.returncode == 3
+    assert "torch is not installed" in done.stderr
     assert not (tmp_path / "x").exists()
     file = tmp_path / "file"
     file.touch()
     done = program.run("soak", "--evidence", file)
-    assert done.returncode == 2 and "--evidence" in done.stderr
+    assert done.returncode == 2
+    assert "--evidence" in done.stderr
     done = program.run("soak", "--device", "cuda", "--evidence", tmp_path)
     if not torch.cuda.is_available():
-        assert done.returncode == 3 and "torch sees no GPU" in " ".join(done.stdout.split())
+        assert done.returncode == 3
+        assert "torch sees no GPU" in " ".join(done.stdout.split())
 
 
 def test_a_device_that_does_not_open_is_told(tmp_path, monkeypatch):
@@ -230,5 +242,7 @@ def test_a_disk_that_is_full_ends_it_with_the_results_so_far(tmp_path, monkeypat
 
     monkeypatch.setattr(command.SoakRecord, "add_row", refuse)
     done = CliRunner().invoke(cli.app, ["soak", "--device", "cpu", "--evidence", str(tmp_path)])
-    assert done.exit_code == 1 and "No space left on device" in done.output
-    assert "nothing more is recorded" in done.output and "soak/kernel" in done.output
+    assert done.exit_code == 1
+    assert "No space left on device" in done.output
+    assert "nothing more is recorded" in done.output
+    assert "soak/kernel" in done.output

@@ -27,8 +27,11 @@ def load(request):
 
 def test_right_results_are_right(load):
     step = load.step()
-    assert step.changed == 0 and 0 < step.error < 1 and not step.fault
-    assert step.results > 1 and step.work == load._work * step.results
+    assert step.changed == 0
+    assert 0 < step.error < 1
+    assert not step.fault
+    assert step.results > 1
+    assert step.work == load._work * step.results
 
 
 def spoil(load, monkeypatch, change, call=2):
@@ -51,7 +54,8 @@ def test_one_changed_bit_in_one_result_of_many_is_seen(load, monkeypatch):
         return results
 
     step = spoil(load, monkeypatch, change)
-    assert step.changed == 1 and step.error < 1
+    assert step.changed == 1
+    assert step.error < 1
 
 
 @pytest.mark.parametrize("value", [100.0, float("nan"), float("inf")])
@@ -98,9 +102,11 @@ def test_a_load_whose_first_results_differ_is_compared_with_float64_alone(monkey
     monkeypatch.setattr(product, "call", noisy)
     product.prepare()
     step = product.step()
-    assert step.changed is None and step.error < 1
+    assert step.changed is None
+    assert step.error < 1
     step = spoil(product, monkeypatch, lambda results: {"out": results["out"] + 1}, call=2)
-    assert step.changed is None and step.error > 1
+    assert step.changed is None
+    assert step.error > 1
 
 
 def test_a_tensor_that_does_not_repeat_itself_does_not_excuse_the_others(monkeypatch):
@@ -118,7 +124,8 @@ def test_a_tensor_that_does_not_repeat_itself_does_not_excuse_the_others(monkeyp
     attention.prepare()
     assert attention._fixed == ["out", "dk", "dv"]
     step = attention.step()
-    assert step.changed == 0 and step.error < 1
+    assert step.changed == 0
+    assert step.error < 1
 
     def change(results):
         results["dv"].view(torch.int16)[0, 0, 5, 5] ^= 1
@@ -146,7 +153,8 @@ def test_copies_are_compared_bit_for_bit(monkeypatch):
     copy = loads.CopyLoad("cpu")
     copy.prepare()
     step = copy.step()
-    assert step.changed == 0 and step.error == 0
+    assert step.changed == 0
+    assert step.error == 0
     correct_copy = torch.Tensor.copy_
 
     def lossy(self, source):
@@ -176,7 +184,8 @@ def test_a_server_is_judged_with_all_requests_at_a_time(fault):
 def test_prompts_of_the_server_differ_and_fit_the_tiny_model():
     prompts = loads.make_prompts()
     assert len({tuple(prompt) for prompt in prompts}) == loads.REQUESTS == len(prompts)
-    assert max(map(len, prompts)) + 24 <= 256 and max(map(max, prompts)) < 512
+    assert max(map(len, prompts)) + 24 <= 256
+    assert max(map(max, prompts)) < 512
 
 
 class FakeSession:
@@ -240,5 +249,7 @@ def test_the_worker_takes_turns_with_a_server(tmp_path):
     assert turns[:5] == ["attention", "product", "copy", "server", "attention"]
     steps = [m for m in messages if m.get("load") == "server" and "step" in m]
     step = steps[0]
-    assert step["results"] == 32 and step["error"] < 1 and step["rate"] > 0
+    assert step["results"] == 32
+    assert step["error"] < 1
+    assert step["rate"] > 0
     assert worker.status() == 0

@@ -53,7 +53,8 @@ def compare(text, *checks):
 )
 def test_a_speed_is_below_within_or_above_its_range(speed, verdict):
     (row,) = compare(ROW, *results(bench_copy={"copy_gbps": speed}))
-    assert row.verdict == verdict and row.expected == "180 to 256"
+    assert row.verdict == verdict
+    assert row.expected == "180 to 256"
 
 
 def test_what_is_off_is_explained():
@@ -63,7 +64,8 @@ def test_what_is_off_is_explained():
         "one channel (https://example.org/1)"
     )
     (row,) = compare(ROW, *results(bench_copy={"copy_gbps": 900.0}))
-    assert "more than the hardware allows" in row.explain() and "channel" not in row.explain()
+    assert "more than the hardware allows" in row.explain()
+    assert "channel" not in row.explain()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,8 @@ def test_a_malformed_table_costs_no_result(monkeypatch, capsys):
     show(make(*results(bench_copy={"copy_gbps": 90.0})), Console(width=200))
     out = capsys.readouterr().out
     assert "no speeds are compared: speeds.toml is no TOML" in out
-    assert "bench/copy" in out and "1 passed" in out
+    assert "bench/copy" in out
+    assert "1 passed" in out
 
 
 def test_run_shows_what_is_off_on_gfx1151_alone(capsys):
@@ -138,8 +141,10 @@ def test_run_shows_what_is_off_on_gfx1151_alone(capsys):
     for architecture, off in (("gfx1151", 2), ("sm_90", 0)):
         show(make(*checks, architecture=architecture), Console(width=300))
         out = capsys.readouterr().out
-        assert out.count("off: ") == off and out.count("not published") == 1
-        assert "180 to 256" in out and "server, Qwen3-8B, 1 at a time" in out
+        assert out.count("off: ") == off
+        assert out.count("not published") == 1
+        assert "180 to 256" in out
+        assert "server, Qwen3-8B, 1 at a time" in out
         if off:
             assert "off: copy in memory: 90 GB/s, expected 180 to 256; published: 212" in out
             assert "off: Farthest below its range, at 1% of its lower end: copy to the GPU" in out
@@ -156,9 +161,11 @@ def test_each_row_is_about_what_a_check_measures():
 def test_rows_have_the_published_figures():
     rows = {(row.what, row.check): row for row in speeds.load()}
     fp32 = rows["product, fp32", "bench/product-fp32"]
-    assert fp32.bounds == (6, 29.7) and fp32.published.startswith("8.7")
+    assert fp32.bounds == (6, 29.7)
+    assert fp32.published.startswith("8.7")
     eight = rows["server, Qwen3-8B, {} at a time", "serve/url-load-1"]
-    assert eight.bounds == (9.2, math.inf) and eight.published == "12.3"
+    assert eight.bounds == (9.2, math.inf)
+    assert eight.published == "12.3"
     served = [row for row in rows.values() if row.model != "*"]
     assert len(served) == 15
     for row in served:
@@ -188,11 +195,13 @@ def test_the_slowest_is_first_with_the_configuration_that_ran():
     slow = timing("flash", "medium", "causal", 0.4)
     slow = replace(slow, measured=slow.measured | {"forward_kernels": ran})
     _, explanations = speeds.table(make(*results(bench_copy={"copy_gbps": 170.0}), slow))
-    assert "backward: 0.4" in explanations[0] and explanations[0].startswith("Farthest below")
+    assert "backward: 0.4" in explanations[0]
+    assert explanations[0].startswith("Farthest below")
     assert f"published: 4.31. Kernels that ran: {ran}. Usual cause" in explanations[1]
     assert explanations[2].startswith("copy in memory: 170 GB/s")
 
 
 def test_what_is_too_fast_is_not_called_slow():
     _, explanations = speeds.table(make(*results(bench_copy={"copy_gbps": 900.0})))
-    assert len(explanations) == 1 and explanations[0].startswith("copy in memory: 900 GB/s")
+    assert len(explanations) == 1
+    assert explanations[0].startswith("copy in memory: 900 GB/s")

@@ -71,10 +71,12 @@ def test_a_gguf_file_is_answered(tmp_path: Path) -> None:
     """Once, such a file was refused because of its name."""
     file = write(tmp_path / "model-Q4_K_M.gguf")
     status, output = run(file)
-    assert status == 0 and "starts, according to the table" in output
+    assert status == 0
+    assert "starts, according to the table" in output
     assert "vllm-gguf-plugin: compiled, interpreted, emulated (Q6_K)" in output
     assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in output
-    assert "1 KiB of KV cache per token" in output and "environment formats" in output
+    assert "1 KiB of KV cache per token" in output
+    assert "environment formats" in output
     assert "--tool-call-parser hermes" in output
     status, output = run(file, "--json")
     result = json.loads(output)
@@ -102,15 +104,18 @@ def test_a_hybrid_gguf_file(tmp_path: Path) -> None:
 def test_shards_are_read_together(tmp_path: Path) -> None:
     first = write(tmp_path / "model-00001-of-00002.gguf")
     status, output = run(first)
-    assert status == 2 and "model-00002-of-00002.gguf is missing" in output
+    assert status == 2
+    assert "model-00002-of-00002.gguf is missing" in output
     write(tmp_path / "model-00002-of-00002.gguf")
     assert gguf_file.read(first).weights == 2 * SIZE
 
 
 def test_types_without_a_kernel_and_encoders(tmp_path: Path) -> None:
     status, output = run(write(tmp_path / "mmproj.gguf", "clip"))
-    assert status == 2 and "pass the model's own file" in output
-    assert gguf_file.make_row("TQ1_0").refused and not gguf_file.make_row("Q8_0").refused
+    assert status == 2
+    assert "pass the model's own file" in output
+    assert gguf_file.make_row("TQ1_0").refused
+    assert not gguf_file.make_row("Q8_0").refused
 
 
 def test_each_type_of_gguf_has_its_checks() -> None:
@@ -119,7 +124,8 @@ def test_each_type_of_gguf_has_its_checks() -> None:
     existing = {check.id for tier in tiers.TIERS for check in tiers.load(tier).checks()}
     for kind in table.read_table()["gguf_types"]:
         row = gguf_file.make_row(kind.upper())
-        assert set(row.checks) <= existing and row.proven == "compiled, interpreted, emulated"
+        assert set(row.checks) <= existing
+        assert row.proven == "compiled, interpreted, emulated"
 
 
 def test_every_truncated_gguf_file_gives_one_message(tmp_path: Path) -> None:
@@ -143,7 +149,8 @@ def test_damaged_gguf_files_end(tmp_path: Path) -> None:
             data[seed.randrange(800)] = seed.randrange(256)
         file.write_bytes(data)
         status, output = run(file)
-        assert status in (0, 1, 2) and "Traceback" not in output
+        assert status in (0, 1, 2)
+        assert "Traceback" not in output
 
 
 def header(*fields: bytes, tensors: int = 1) -> bytes:
@@ -177,7 +184,8 @@ def test_a_hostile_gguf_file_gives_one_message(name: str, padding: int, tmp_path
     with file.open("r+b") as opened:
         opened.truncate(len(HOSTILE[name]) + padding)  # a sparse end of zeros
     status, output = run(file)
-    assert status == 2 and "Traceback" not in output
+    assert status == 2
+    assert "Traceback" not in output
     assert "cannot be read as a GGUF file" in output or "is it a model" in output
 
 
@@ -185,7 +193,8 @@ def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     status, output = run(tmp_path / "model.gguf")
-    assert status == 2 and suggest_installation("gguf") in output
+    assert status == 2
+    assert suggest_installation("gguf") in output
 
 
 #: The keys of Mistral-Small-3.2's params.json that are read.
@@ -214,8 +223,10 @@ def test_a_params_json_alone(tmp_path: Path) -> None:
     """Once, the message was "no config.json"."""
     (tmp_path / "params.json").write_text(json.dumps(PARAMS))
     status, output = run(tmp_path)
-    assert status == 0 and "44.7 GiB of weights, 160 KiB of KV cache" in output
-    assert "FLASH_ATTN" in output and "--tool-call-parser mistral" in output
+    assert status == 0
+    assert "44.7 GiB of weights, 160 KiB of KV cache" in output
+    assert "FLASH_ATTN" in output
+    assert "--tool-call-parser mistral" in output
     result = command.answer_model(str(tmp_path), None).answer
     tree = Tree(hosts.make(tmp_path / "host", {}))
     line = answer.describe("NAME", result, tree)[-1]
@@ -227,13 +238,17 @@ def test_formats_and_experts_of_a_params_json(tmp_path: Path) -> None:
     file = tmp_path / "params.json"
     file.write_text(json.dumps(PARAMS | {"quantization": {"qformat_weight": "fp8_e4m3"}}))
     status, output = run(tmp_path)
-    assert status == 1 and "ScaledMM" in output and "FP8 in blocks" in output
+    assert status == 1
+    assert "ScaledMM" in output
+    assert "FP8 in blocks" in output
     file.write_text(json.dumps(PARAMS | {"moe": {"num_experts": 8, "num_experts_per_tok": 2}}))
     assert "TritonExperts" in run(tmp_path)[1]
     for change in ({"quantization": {"qformat_weight": "int3"}}, {"moe": 3}, {"dim": None}):
         file.write_text(json.dumps(PARAMS | change))
         status, output = run(tmp_path)
-        assert status == 2 and "params.json" in output and "Traceback" not in output
+        assert status == 2
+        assert "params.json" in output
+        assert "Traceback" not in output
 
 
 def adapter(folder: Path, **changes: object) -> Path:
@@ -247,13 +262,15 @@ def test_a_loras_folder(tmp_path: Path) -> None:
     """The answer is about its base model, with flags that load both. Once, there was none."""
     folder = adapter(tmp_path / "lora")
     status, output = run(folder)
-    assert status == 2 and f"--lora-modules adapter={folder} --max-lora-rank 32" in output
+    assert status == 2
+    assert f"--lora-modules adapter={folder} --max-lora-rank 32" in output
     assert "hf download Qwen/Qwen3-8B" in output
     base = tmp_path / "cache/hub/models--Qwen--Qwen3-8B/snapshots/abc"
     base.mkdir(parents=True)
     (base / "config.json").write_text(json.dumps(FILES["Qwen3-8B"]))
     status, output = run(folder)
-    assert status == 0 and "a LoRA of rank 32: the following lines are about Qwen/Qwen3-8B" in output
+    assert status == 0
+    assert "a LoRA of rank 32: the following lines are about Qwen/Qwen3-8B" in output
     served = command.answer_model(str(folder), None)
     line = answer.describe(served.name, served.answer, Tree(hosts.make(tmp_path / "host", {})))[-1]
     assert f"vllm serve Qwen/Qwen3-8B --enable-lora --lora-modules adapter={folder}" in line
@@ -273,7 +290,9 @@ def test_a_loras_folder(tmp_path: Path) -> None:
 )
 def test_an_adapter_that_vllm_does_not_load(keys: dict, words: str, tmp_path: Path) -> None:
     status, output = run(adapter(tmp_path / "lora", **keys))
-    assert status == 2 and words in output and "Traceback" not in output
+    assert status == 2
+    assert words in output
+    assert "Traceback" not in output
 
 
 def test_ranks_are_vllms() -> None:
@@ -288,4 +307,5 @@ def test_modelopts_format_beside_a_config(tmp_path: Path) -> None:
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
     status, output = run(tmp_path)
-    assert status == 0 and "EmulationNvFp4LinearKernel" in output
+    assert status == 0
+    assert "EmulationNvFp4LinearKernel" in output

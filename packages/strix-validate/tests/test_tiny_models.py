@@ -125,7 +125,8 @@ def test_the_small_llama_scores_a_token_as_it_was_made_with(tmp_path):
     logprobs = in_child("make", tmp_path / "model")["logprobs"]
     scored = in_child("score", tmp_path / "model", "[7, 9]")
     assert scored["logprobs"][0] == pytest.approx(logprobs[7], abs=1e-4)
-    assert scored["best"][0] == pytest.approx(max(logprobs), abs=1e-4) and len(scored["best"]) == 2
+    assert scored["best"][0] == pytest.approx(max(logprobs), abs=1e-4)
+    assert len(scored["best"]) == 2
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -137,7 +138,8 @@ def test_files_are_loadable(name, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     logprobs = torch.tensor(tiny_models.make(name, tmp_path, PROMPT)["logprobs"])
-    assert len(logprobs) == 512 and abs(logprobs.exp().sum() - 1) < 1e-4
+    assert len(logprobs) == 512
+    assert abs(logprobs.exp().sum() - 1) < 1e-4
     assert -4 < logprobs.max() < -0.1, "flat, or certain: any token, or any logits, would do"
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert (config.model_type, config.architectures) == (model.kind, [model.architecture])
@@ -185,7 +187,8 @@ def test_vllm_knows_architecture_and_quantization(name):
     layers = REAL / "vllm" / "model_executor"
     registry = ast.parse((layers / "models" / "registry.py").read_text())
     keys = {node.value for node in ast.walk(registry) if isinstance(node, ast.Constant)}
-    assert model.architecture in keys and "NoSuchForCausalLM" not in keys
+    assert model.architecture in keys
+    assert "NoSuchForCausalLM" not in keys
     source = ast.parse((layers / "layers" / "quantization" / "__init__.py").read_text())
     methods = next(
         ast.literal_eval(node.value.slice)

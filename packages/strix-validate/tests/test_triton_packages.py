@@ -57,7 +57,8 @@ def test_without_a_package_its_checks_are_skipped(package, monkeypatch):
     only = [f"kernels/{name.removeprefix('flash_cases-')}"]
     (check,) = run(["kernels"], RunOptions(), only).checks
     message = f"{package.MODULE} is not installed"
-    assert check.state is State.SKIPPED and check.measured == {"said": message}
+    assert check.state is State.SKIPPED
+    assert check.measured == {"said": message}
     assert check.reason != message
 
 
@@ -197,8 +198,10 @@ def test_gradients_are_those_of_the_inputs():
     x, y = torch.tensor([2.0, 3.0]), torch.tensor([5.0, 7.0])
     grads = {"out": torch.tensor([1.0, 10.0]), "sum": torch.tensor(100.0)}
     results = triton_call.differentiate(product, {"x": x, "y": y}, grads)
-    assert results["out"].tolist() == [10, 21] and not results["out"].requires_grad
-    assert results["dx"].tolist() == [105, 170] and results["dy"].tolist() == [102, 130]
+    assert results["out"].tolist() == [10, 21]
+    assert not results["out"].requires_grad
+    assert results["dx"].tolist() == [105, 170]
+    assert results["dy"].tolist() == [102, 130]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -209,7 +212,8 @@ def test_no_element_of_sageattentions_inputs_lies_between_two_codes():
     x[2, 0, 2] = -3.5
     sage.settle(x, (4,), 4, torch.zeros_like)
     assert torch.equal(x[:, 0, 0], torch.full((4,), 127.0))
-    assert x[1, 0, 1] == 40.5 * (1 + 2**-7) and x[2, 0, 2] == -3.5 * (1 + 2**-7)
+    assert x[1, 0, 1] == 40.5 * (1 + 2**-7)
+    assert x[2, 0, 2] == -3.5 * (1 + 2**-7)
 
 
 def test_the_interpreter_knows_what_a_compiled_kernel_knows():
@@ -239,7 +243,8 @@ def test_a_package_that_checks_the_device_gets_tensors_of_a_gpu(monkeypatch):
     monkeypatch.setattr(gguf, "_kernels", lambda _: module)
     call, _ = gguf.product(torch.randn, "q8_1")
     results = call.execute("cpu").values()
-    assert devices == [True] * 3 and not any(x.is_cuda for x in results)
+    assert devices == [True] * 3
+    assert not any(x.is_cuda for x in results)
 
 
 def test_a_token_goes_to_experts_that_differ():

@@ -143,7 +143,8 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "the code is that of a configuration above",
         "OutOfResources: LDS",
     ]
-    assert trials[0].cost == asdict(COST) and trials[-1].cost == {}
+    assert trials[0].cost == asdict(COST)
+    assert trials[-1].cost == {}
     monkeypatch.setattr(
         candidates.packages, "look_up", lambda calls, *_: [answer(tile(64, 0)) for _ in calls]
     )
@@ -166,7 +167,8 @@ def test_each_tile_has_its_turn() -> None:
 
 def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
     model = layers_in_table("Qwen3-30B-A3B, AWQ")
-    assert model is not None and layers_in_table("Qwen3-30B-A3B, MXFP4") is None
+    assert model is not None
+    assert layers_in_table("Qwen3-30B-A3B, MXFP4") is None
     problems = candidates.list_problems(model, "built-in", tmp_path, steps=(1, 512))
     assert [problem.name for problem in problems] == [
         "flash-attn forward-128-bfloat16-causal",
@@ -177,7 +179,8 @@ def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
         "flash-attn dq-128-bfloat16-causal",
     ]
     shapes = problems[2].shapes
-    assert shapes[1] == (128, 2048, 384) and shapes[3:] == ("int4_w4a16", 1, [0, 128])
+    assert shapes[1] == (128, 2048, 384)
+    assert shapes[3:] == ("int4_w4a16", 1, [0, 128])
     (only,) = candidates.list_problems(model, "aiter", None)
     assert only.name == "aiter forward-128-bfloat16-causal"
 
@@ -189,14 +192,16 @@ def test_tiles_divide_each_other() -> None:
             rows, columns = configuration["BLOCK_M"], configuration["BLOCK_N"]
             assert max(rows, columns) % min(rows, columns) == 0
             wide = columns if kernel == "dkdv" else rows
-            assert wide == max(rows, columns) and rows >= 16
+            assert wide == max(rows, columns)
+            assert rows >= 16
 
 
 def test_the_fastest_right_tile_is_taken(tmp_path: Path, fake: None) -> None:
     """Of the faster tiles, one is wrong and one cannot be launched. These are not measured."""
     store = store_in(tmp_path, tile(20), tile(90), tile(1, n=1), tile(1, n=0))
     tuned = open_session(store).tune(problem(), 6)
-    assert tuned.is_done and tuned.best.configuration == tile(20)
+    assert tuned.is_done
+    assert tuned.best.configuration == tile(20)
     assert [trial.fault for trial in tuned.trials[:3]] == ["", "", ""]
     assert tuned.trials[3].fault == "wrong: out"
     assert tuned.trials[4].fault.startswith("RuntimeError: out of resource")
@@ -207,7 +212,9 @@ def test_the_fastest_right_tile_is_taken(tmp_path: Path, fake: None) -> None:
     again = Store(tmp_path)
     assert again.load() == store.record
     shared = record.describe_for_upstream(store.record)
-    assert "M=20 N=32" in shared and "wrong: out" in shared and str(tmp_path) not in shared
+    assert "M=20 N=32" in shared
+    assert "wrong: out" in shared
+    assert str(tmp_path) not in shared
 
 
 def test_an_interrupted_measurement_goes_on(tmp_path: Path, fake: None) -> None:
@@ -253,7 +260,8 @@ def test_a_throttled_gpu_is_refused_and_its_rounds_are_dropped(tmp_path: Path, f
     with pytest.raises(session.Refused, match="throttled by GPU temperature"):
         open_session(store, sensors).tune(problem(), 6)
     loaded = Store(tmp_path).load()
-    assert loaded and all(not x.milliseconds for x in loaded.tuned[problem().name].trials)
+    assert loaded
+    assert all(not x.milliseconds for x in loaded.tuned[problem().name].trials)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +336,8 @@ def test_what_each_library_reads(tmp_path: Path) -> None:
     assert f'{name}\n```json\n{{\n "1"' in record.describe_for_upstream(store.record)
     store.record.tuned = {"b": measured("flash-attn", KEY, 11)}
     store.write_files()
-    assert not store.list_variables() and not list(store.folder.rglob("*.json"))
+    assert not store.list_variables()
+    assert not list(store.folder.rglob("*.json"))
 
 
 @pytest.fixture
@@ -358,7 +367,9 @@ def test_variables_for_a_shell(tmp_path: Path, here: None) -> None:
     assert result.exit_code == 0
     assert result.stdout == f"export FLASH_ATTENTION_TRITON_AMD_TILES={quoted}\n"
     result = tune("--share", "--output", store.folder)
-    assert result.exit_code == 0 and "M=7 N=32" in result.stdout and "fastest" in result.stdout
+    assert result.exit_code == 0
+    assert "M=7 N=32" in result.stdout
+    assert "fastest" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -378,13 +389,16 @@ def test_a_stale_record_sets_no_variable(
     store.write()
     for option in ("--env", "--share"):
         result = tune(option, "--output", tmp_path)
-        assert result.exit_code == 1 and result.stdout == ""
-        assert "stale and ignored" in result.stderr and message in " ".join(result.stderr.split())
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert "stale and ignored" in result.stderr
+        assert message in " ".join(result.stderr.split())
 
 
 def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) -> None:
     before = record.read_binding(GPU)
-    assert len(before.sources["flash-attn"]) == 64 and before.sources["aiter"] == ""
+    assert len(before.sources["flash-attn"]) == 64
+    assert before.sources["aiter"] == ""
     package = tmp_path / "flash_attn" / "flash_attn_triton_amd"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
@@ -401,9 +415,8 @@ def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
     (tmp_path / "record.json").write_text(content)
     for arguments in (("--env",), ("--share",)):
         result = tune(*arguments, "--output", tmp_path)
-        assert result.exit_code == 2 and "is not a record of tune" in " ".join(
-            result.output.split()
-        )
+        assert result.exit_code == 2
+        assert "is not a record of tune" in " ".join(result.output.split())
         assert "Traceback" not in result.output
     assert (tmp_path / "record.json").read_text() == content
 
@@ -423,7 +436,8 @@ def test_a_record_that_cannot_be_written(
     monkeypatch.setattr(candidates, "short_list", lambda *_: pytest.fail("compiled"))
     result = tune("Qwen3-8B", "--output", tmp_path / "tuned")
     text = " ".join(result.output.split())
-    assert result.exit_code == 1 and f"{os.strerror(error)}: nothing more is recorded" in text
+    assert result.exit_code == 1
+    assert f"{os.strerror(error)}: nothing more is recorded" in text
 
 
 @skip_without("triton")
@@ -488,10 +502,12 @@ def test_how_a_run_ends(
     monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
     result = tune("Qwen3-8B", "--output", tmp_path)
-    assert result.exit_code == status and message in " ".join(result.output.split())
+    assert result.exit_code == status
+    assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
     loaded = Store(tmp_path).load()
-    assert loaded is not None and loaded.models == ["Qwen3-8B"]
+    assert loaded is not None
+    assert loaded.models == ["Qwen3-8B"]
 
 
 @skip_without("triton")
@@ -506,9 +522,11 @@ def test_a_second_model_joins_the_record(
     monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
     result = tune("Qwen3-8B", "--output", tmp_path)
-    assert result.exit_code == 0 and "packaged, kept" in result.stdout
+    assert result.exit_code == 0
+    assert "packaged, kept" in result.stdout
     loaded = Store(tmp_path).load()
-    assert loaded is not None and loaded.models == ["M", "Qwen3-8B"]
+    assert loaded is not None
+    assert loaded.models == ["M", "Qwen3-8B"]
 
 
 def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,12 +534,12 @@ def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune("no-such-model", "--dry-run").exit_code == 2
     (tmp_path / "config.json").write_text("{}")
     result = tune(tmp_path, "--dry-run")
-    assert result.exit_code == 2 and "no layers can be read" in " ".join(result.output.split())
+    assert result.exit_code == 2
+    assert "no layers can be read" in " ".join(result.output.split())
     monkeypatch.setattr(candidates.packages, "has", lambda name: False)
     result = tune("Qwen3-8B", "--dry-run")
-    assert result.exit_code == 3 and "flash_attn is not installed" in " ".join(
-        result.output.split()
-    )
+    assert result.exit_code == 3
+    assert "flash_attn is not installed" in " ".join(result.output.split())
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path, fake: None) -> None:
@@ -531,4 +549,5 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path, fake: None) -> None:
     file.write_bytes(pickle.dumps(request))
     process = LineProcess(["-m", "strix_validate.tuning.worker", file], tmp_path / "log")
     assert "fault" in next(process.lines_until_end(300))
-    assert process.stop(60) and process.status() == 1
+    assert process.stop(60)
+    assert process.status() == 1

@@ -154,12 +154,16 @@ def test_a_cpu_passes_and_json_is_alone_on_stdout():
     done = run("run", *tiers, "--size", "quick", "--json", "--device", "cpu")
     record = Record.model_validate_json(done.stdout)
     assert done.returncode == 0, done.stderr
-    assert record.versions["torch"] and record.device.type == "cpu" and record.subject == "harness"
-    assert record.summary["passed"] >= 60 and record.summary["comparisons"] >= 240
+    assert record.versions["torch"]
+    assert record.device.type == "cpu"
+    assert record.subject == "harness"
+    assert record.summary["passed"] >= 60
+    assert record.summary["comparisons"] >= 240
     for state in State:
         assert record.summary[state.value] == sum(c.state is state for c in record.checks)
     for check in record.checks:
-        assert check.why and check.tier in tiers
+        assert check.why
+        assert check.tier in tiers
         pairs = {k: v for k, v in check.measured.items() if isinstance(v, dict)}
         if check.state is State.PASSED:
             assert all(pair["error"] <= pair["bound"] for pair in pairs.values())
@@ -202,7 +206,8 @@ def test_wrong_reference_fails(monkeypatch):
 )
 def test_wrong_usage_of_run(options, message):
     done = CliRunner().invoke(cli.app, ["run", "--quick", *options])
-    assert done.exit_code == 2 and message in " ".join(done.output.replace("│", " ").split())
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
 
 
 def test_quick_runs_what_needs_the_machine(monkeypatch):
@@ -234,13 +239,17 @@ def test_nothing_to_check_is_not_success():
 
 def test_without_torch_it_says_so():
     done = run("attention", without="torch")
-    assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert "torch" in done.stderr and "nothing could be checked" in done.stderr
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert "torch" in done.stderr
+    assert "nothing could be checked" in done.stderr
     done = run("list", without="torch")
-    assert done.returncode == 0 and "doctor/kernel" in done.stdout
+    assert done.returncode == 0
+    assert "doctor/kernel" in done.stdout
     assert "tier attention is not listed: torch is not installed" in done.stderr
     done = run("warm", without="torch")
-    assert (done.returncode, done.stdout) == (3, "") and "nothing to compile" in done.stderr
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "nothing to compile" in done.stderr
 
 
 def test_version():
@@ -277,8 +286,10 @@ def test_a_whole_tile_of_keys_is_shut_out():
     (case,) = (case for case in sdpa_cases.CASES if case.name == "least-mask")
     mask = sdpa_problem.build_mask(case, torch.float16, torch.Generator())
     masked = mask == torch.finfo(torch.float16).min
-    assert masked[1, 0, :, :70].all() and not masked[0, 0, :, :70].any()
-    assert masked[:, 0, 0, -1].all() and not masked[:, 0, -1, -1].any()
+    assert masked[1, 0, :, :70].all()
+    assert not masked[0, 0, :, :70].any()
+    assert masked[:, 0, 0, -1].all()
+    assert not masked[:, 0, -1, -1].any()
 
 
 def test_every_sequence_is_compared_unless_they_take_gigabytes():

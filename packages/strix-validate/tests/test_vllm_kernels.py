@@ -125,7 +125,8 @@ def test_what_is_no_source_is_reported(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="not a source tree of vLLM"):
         vllm_source.find(tmp_path)
     (check,) = run(["kernels"], RunOptions(vllm=tmp_path), ["kernels/vllm-rms-norm"]).checks
-    assert check.state is State.FAILED and "not a source tree" in check.reason
+    assert check.state is State.FAILED
+    assert "not a source tree" in check.reason
     monkeypatch.setattr(vllm_source.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CannotRun, match="not installed"):
         vllm_source.find(None)
@@ -135,12 +136,16 @@ def test_what_is_no_source_is_reported(tmp_path, monkeypatch):
 
 def test_the_platform_is_gfx1151():
     platform = vllm_source.mock("vllm.platforms").current_platform
-    assert platform.is_rocm() and not platform.is_cuda() and not platform.is_fp8_fnuz()
-    assert platform.has_device_capability((11, 5)) and not platform.has_device_capability(116)
+    assert platform.is_rocm()
+    assert not platform.is_cuda()
+    assert not platform.is_fp8_fnuz()
+    assert platform.has_device_capability((11, 5))
+    assert not platform.has_device_capability(116)
     rocm = vllm_source.mock("vllm.platforms.rocm")
     names = ("gfx11", "gfx1x", "gfx115x", "gfx1151", "rdna")
     assert all(getattr(rocm, f"on_{name}")() for name in names)
-    assert not rocm.on_gfx9() and not rocm.on_gfx12x()
+    assert not rocm.on_gfx9()
+    assert not rocm.on_gfx12x()
 
 
 #: (text of the mock's kernel, its replacement, the tier that fails)
@@ -181,7 +186,8 @@ def test_faults_in_the_source_are_caught(fault, tmp_path):
 
 def test_mxfp4_without_triton_kernels_is_skipped():
     result = run_check("kernels", MOCK, "mxfp4-decode")
-    assert result.state is State.SKIPPED and "lacks these kernels" in result.reason
+    assert result.state is State.SKIPPED
+    assert "lacks these kernels" in result.reason
 
 
 @needs_triton
@@ -194,7 +200,8 @@ def test_triton_kernels_that_do_not_import_fail(tmp_path):
         "from triton.language.target_info import is_hip_gfx9999"
     )
     result = run_check("kernels", tmp_path, "mxfp4-decode")
-    assert result.state is State.FAILED and "is_hip_gfx9999" in result.reason
+    assert result.state is State.FAILED
+    assert "is_hip_gfx9999" in result.reason
 
 
 def test_the_interface_of_triton_kernels(monkeypatch):

@@ -37,7 +37,9 @@ class SamplingParams(SimpleNamespace):
 
 class LLM:
     def __init__(self, model, *, skip_tokenizer_init, kv_cache_memory_bytes, **options):
-        assert Path(model).is_dir() and skip_tokenizer_init and kv_cache_memory_bytes
+        assert Path(model).is_dir()
+        assert skip_tokenizer_init
+        assert kv_cache_memory_bytes
         self.model = Path(model).name
         if "crash" in FAULTS:
             raise RuntimeError("Failed to infer device type")
@@ -84,7 +86,8 @@ class Handler(trained_server.Handler):
             self.send_error(500, "EngineCore died")
             return
         assert body["temperature"] == (body.get("n", 1) > 1)
-        assert body["ignore_eos"] and body["return_token_ids"]
+        assert body["ignore_eos"]
+        assert body["return_token_ids"]
         if self.path == "/v1/chat/completions":
             body["prompt"] = self.encode_chat(body["messages"])
         else:
