@@ -41,7 +41,8 @@ class Tensor:
         raw = (ctypes.c_char * values.nbytes).from_address(pointer.value)
         self.array = np.frombuffer(raw, values.dtype).reshape(values.shape)
         self.array[...] = values
-        self.address, self.dtype = pointer.value, str(values.dtype)
+        self.address = pointer.value
+        self.dtype = str(values.dtype)
 
     def data_ptr(self) -> int:
         return self.address

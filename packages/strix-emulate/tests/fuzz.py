@@ -109,7 +109,8 @@ class Writer:
     """Writes the source of one kernel, by its number."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.rng = number, random.Random(number)
+        self.number = number
+        self.rng = random.Random(number)
         self.names: dict[str, str] = {}
         self.lines: list[str] = []
 

@@ -210,7 +210,8 @@ def compare(
         by_numpy = selftest.waves(V, S)
         by_c = selftest.waves(V, S)
         scc = np.array([[rng.random() < 0.5] for _ in range(WAVES)])
-        by_numpy.scc[...], by_c.scc[...] = scc, scc
+        by_numpy.scc[...] = scc
+        by_c.scc[...] = scc
         flat = (native.COp * len(ops))(*ops)
         with np.errstate(all="ignore"):
             if session.run(by_c, native.ctypes.addressof(flat), len(ops)) < len(ops):

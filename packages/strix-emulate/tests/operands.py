@@ -148,7 +148,8 @@ def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
         scalars += file == "v" and source.file != "v" and k != "mask"
         plain = k == token and k in _MODIFIED and file == "v" and source.file == "v"
         if plain and rng.random() < 0.3:
-            source.neg, source.abs = rng.random() < 0.5, rng.random() < 0.5
+            source.neg = rng.random() < 0.5
+            source.abs = rng.random() < 0.5
             text = f"|{source.text}|" if source.abs else source.text
             source.text = f"-{text}" if source.neg else text
         sources.append((k, source))

@@ -37,7 +37,8 @@ def execute(
     The launch's notes are added to `notes`.
     """
     kernel = selftest.kernel(body, width=width, lds=lds, scratch=scratch)
-    data, out = np.arange(size, dtype=np.uint32), np.zeros(size, np.uint32)
+    data = np.arange(size, dtype=np.uint32)
+    out = np.zeros(size, np.uint32)
     done = launch(
         kernel,
         grid,
@@ -82,8 +83,10 @@ def test_the_other_half_of_a_register_that_is_loaded():
     """On GFX11, a vector operation must wait for it, a store need not (LLVM: d16-write-vgpr32)."""
     first = LOAD + "global_load_d16_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n"
     first += "global_load_d16_{}_b16 v2, v1, s[4:5]\n{}\ns_endpgm\n"
-    hi, lo = first.replace("{}", "hi", 1), first.replace("d16_{}_", "d16_", 1)
-    low, high = "global_store_b16 v1, v2, s[6:7]", "global_store_d16_hi_b16 v1, v2, s[6:7]"
+    hi = first.replace("{}", "hi", 1)
+    lo = first.replace("d16_{}_", "d16_", 1)
+    low = "global_store_b16 v1, v2, s[6:7]"
+    high = "global_store_d16_hi_b16 v1, v2, s[6:7]"
     execute(hi.format(low))
     execute(hi.format("ds_store_b16 v1, v2"))
     execute(hi.format("ds_store_b8 v1, v2"))

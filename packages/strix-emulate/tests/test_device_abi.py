@@ -75,7 +75,8 @@ def _printed(folder: Path, *flags: str) -> list[str]:
 
 
 def test_numbers_and_layouts_are_hips(tmp_path: Path) -> None:
-    ours, theirs = _printed(tmp_path), _printed(tmp_path, *THEIRS)
+    ours = _printed(tmp_path)
+    theirs = _printed(tmp_path, *THEIRS)
     assert len(ours) > 150
     assert ours == theirs
 

@@ -130,7 +130,8 @@ def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
 
 def test_checks_of_kernels_that_headers_bring_only_note(folder: Path) -> None:
     """rocPRIM's kernels are part of the program. This kernel is in rocPRIM's namespace."""
-    source, text = folder / "headers.hip", (HIP_PROGRAMS / "race.hip").read_text()
+    source = folder / "headers.hip"
+    text = (HIP_PROGRAMS / "race.hip").read_text()
     text = text.replace('"hip.h"', f'"{HIP_PROGRAMS / "hip.h"}"')
     text = text.replace("__global__", "namespace rocprim {\n__global__")
     text = text.replace("t ^ 32];\n}", "t ^ 32];\n}\n}\nusing rocprim::exchange;")

@@ -42,7 +42,8 @@ def program(request, folder: Path) -> Path:
         if request.param == "code object"
         else bundle((HOST, b""), (DEVICE, code), alignment=4096)
     )
-    source, name = HIP_PROGRAMS / "program.hip", f"program-{request.param.split()[0]}"
+    source = HIP_PROGRAMS / "program.hip"
+    name = f"program-{request.param.split()[0]}"
     return build_host_program(source, image, folder, name)
 
 
@@ -127,7 +128,8 @@ def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1152", "gfx1100"])
 def test_the_device_is_the_gpu_that_is_asked_for(gpu: str, folder: Path, tmp_path: Path) -> None:
-    source, mode = HIP_PROGRAMS / "program.hip", f"--offload-arch={gpu}"
+    source = HIP_PROGRAMS / "program.hip"
+    mode = f"--offload-arch={gpu}"
     image = compile_device_code(source, tmp_path / "image.hsaco", "--no-offload-arch=gfx1151", mode)
     program = link(folder, HIP_PROGRAMS / "module.c", name=f"module-{gpu}")
     done = run_emulated(folder, program, image, options=["--target", gpu])

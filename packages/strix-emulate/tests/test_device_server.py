@@ -17,7 +17,8 @@ from strix_emulate.device import protocol, report
 from strix_emulate.device.protocol import Kind, Operation, Status
 
 SIZE = 16 << 20
-ADD_SEALS, SEAL_SHRINK = 1033, 2
+ADD_SEALS = 1033
+SEAL_SHRINK = 2
 
 
 def image(data: bytes) -> bytes:
@@ -112,7 +113,8 @@ def arrays(client: Client) -> tuple[list[np.ndarray], bytes]:
     first = (int(used["offset"]) + int(used["size"])) // 4096 * 4096 + 8192
     client.table(tuple(used)[:3], *((first + 8192 * i, 4000, Kind.DEVICE) for i in range(3)))
     places = [client.pool[first + 8192 * i :][:4000].view(np.float32) for i in range(3)]
-    places[0][:], places[1][:] = np.arange(1000), 1
+    places[0][:] = np.arange(1000)
+    places[1][:] = 1
     addresses = [protocol.BASE + first + 8192 * i for i in range(3)]
     return places, struct.pack("<3QI", *addresses, 1000)
 

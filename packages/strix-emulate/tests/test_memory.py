@@ -130,7 +130,8 @@ scratch_load_b32 v22, off, off
     out = execute(body, data[::-1], cells + bytes(512), checks=checks)
     got = np.frombuffer(out, np.uint32).reshape(2, 32, 4)
     old, new = (np.frombuffer(x, np.uint32).reshape(32, 4) for x in (cells, data[::-1]))
-    lds, scratch = LANE % 2 == 1, LANE % 4 == 0
+    lds = LANE % 2 == 1
+    scratch = LANE % 4 == 0
     assert (got[0, :, 0] == np.where(lds | scratch, old[:, 0], new[:, 0])).all()
     assert (got[1, :, 0] == old[:, 1] + new[:, 1]).all()
     assert (got[1, :, 1] == np.where(lds, new[:, 0], old[:, 0])).all()

@@ -19,7 +19,8 @@ class Clock:
     """A clock that moves only in wait_until. In the second interrupt_at, Ctrl-C is pressed."""
 
     def __init__(self, interrupt_at=float("inf")):
-        self.seconds, self.interrupt_at = 0.0, interrupt_at
+        self.seconds = 0.0
+        self.interrupt_at = interrupt_at
 
     def now(self):
         return self.seconds
@@ -58,11 +59,14 @@ class FakeGpu:
         self.clock = clock
         self.hang_at = hang_at
         self.die_at = die_at
-        self.exit_status, self.last_line = status, last_line
+        self.exit_status = status
+        self.last_line = last_line
         self.change = step or (lambda at, load, number: {})
         self.read = reading or (lambda at, load: {})
-        self.prepared_at, self.pid = prepared_at, os.getpid()
-        self.written, self.turn = 0.0, -1
+        self.prepared_at = prepared_at
+        self.pid = os.getpid()
+        self.written = 0.0
+        self.turn = -1
         self.numbers = dict.fromkeys(LOADS, 0)
         self.sensors = Sensors(self)
         self.begin = [
@@ -74,7 +78,8 @@ class FakeGpu:
         return turn, list(LOADS)[turn % len(LOADS)]
 
     def lines(self):
-        messages, self.begin = self.begin, []
+        messages = self.begin
+        self.begin = []
         until = min(self.clock.seconds, self.hang_at, self.die_at)
         while self.written + 0.5 <= until:
             self.written += 0.5

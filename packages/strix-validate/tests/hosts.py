@@ -157,7 +157,8 @@ def released(*lines: str) -> dict[str, str]:
     return {"etc/os-release": "".join(f"{line}\n" for line in lines)}
 
 
-ARCH, DEBIAN = released("ID=arch"), released("ID=debian")
+ARCH = released("ID=arch")
+DEBIAN = released("ID=debian")
 UBUNTU = released("ID=ubuntu", 'VERSION_ID="24.04"')
 OSTREE = {"run/ostree-booted": ""}
 

@@ -188,7 +188,8 @@ def watch(launches: Launches, run_all: bool) -> None:
     from triton.runtime import interpreter
 
     # interpreter.complete must have run: it replaces the module's range
-    interpreter_range, execute = interpreter.range, interpreter.GridExecutor.__call__
+    interpreter_range = interpreter.range
+    execute = interpreter.GridExecutor.__call__
     interpreter_file = interpreter.__file__
 
     def numbers(*limits: Any) -> Iterable:

@@ -70,7 +70,8 @@ class Mock:
         codes, scales = quantize(x, table, blocksize)
         if self.fault == "truncated":
             codes = (codes - 1).clamp(min=0)
-        first, second = codes[::2], codes[1::2]
+        first = codes[::2]
+        second = codes[1::2]
         if self.fault == "nibbles swapped":
             first, second = second, first
         state = SimpleNamespace(
@@ -110,7 +111,8 @@ class Adam:
         self.param_groups = [
             {"lr": lr, "weight_decay": weight_decay, "betas": (0.9, 0.999), "eps": 1e-8}
         ]
-        self.state, self.number = {}, 0
+        self.state = {}
+        self.number = 0
 
     def get_config(self, *_):
         return self.param_groups[0]

@@ -101,7 +101,8 @@ def record_library(library: str, vllm: Path | None, keep: Path) -> None:
     modules = (coverage_cases.LIBRARIES[library],)
     version = ""
     for case in coverage_cases.quick_cases(library):
-        call, file = case.make_call(), keep / library / f"{case.name}.json"
+        call = case.make_call()
+        file = keep / library / f"{case.name}.json"
         if library == "vllm":
             call = replace(call, source=vllm)
         version = version or call.prepare()

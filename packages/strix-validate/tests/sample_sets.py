@@ -56,7 +56,8 @@ class Executed:
         self.are_complete: list[bool] = []
 
     def __call__(self, launch: stand_in.InterceptedLaunch) -> None:
-        name, asm = launch.compiled.name, launch.compiled.asm
+        name = launch.compiled.name
+        asm = launch.compiled.asm
         lds = launch.compiled.metadata.shared
         kernel = modes.CompiledKernel(name, asm["hsaco"], asm["amdgcn"], lds)
         if faults := kernels.find_faults(kernels.inspect(kernel)):
@@ -103,7 +104,8 @@ def divide_rows() -> None:
 
 def main(library: str) -> None:
     looked_up: set[str] = set()
-    executed, calls = Executed(MAX_WORKGROUPS[library]), list(SETS[library]())
+    executed = Executed(MAX_WORKGROUPS[library])
+    calls = list(SETS[library]())
     stand_in.install(all_candidates=True)
     stand_in.watch(lambda lookup: looked_up.add(f"{lookup.name} {lookup.key}"))
     stand_in.intercept(executed)

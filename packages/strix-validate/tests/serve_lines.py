@@ -82,7 +82,8 @@ def plan(vllm) -> None:
 
 def main() -> None:
     """Judge the command lines on standard input."""
-    source, answers = Path(sys.argv[1]), []
+    source = Path(sys.argv[1])
+    answers = []
     output = os.dup(1)
     os.dup2(2, 1)  # vLLM prints
     with tempfile.TemporaryDirectory() as name:

@@ -117,7 +117,8 @@ def test_flash_that_is_no_faster_than_math_fails():
 
 def test_timer_times_what_it_is_given(monkeypatch):
     """The calls advance a mock clock: most by 9 ms, one by 2 ms. The first one warms up."""
-    clock, calls = [0.0], iter([1000, 9, 2, 9, 9, 9, 9, 9])
+    clock = [0.0]
+    calls = iter([1000, 9, 2, 9, 9, 9, 9, 9])
 
     def call():
         clock[0] += next(calls) / 1e3

@@ -321,10 +321,12 @@ def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):
 def group(version: int, limit: object, used=0, cache=0, folder="/job") -> dict[str, str]:
     """Return the files of a control group with these GiB. `used` includes `cache`."""
     names = ("memory.max", "memory.current", "inactive_file")
-    root, line = "sys/fs/cgroup", "0::"
+    root = "sys/fs/cgroup"
+    line = "0::"
     if version == 1:
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        root, line = "sys/fs/cgroup/memory", "4:cpuset:/\n5:hugetlb,memory:"
+        root = "sys/fs/cgroup/memory"
+        line = "4:cpuset:/\n5:hugetlb,memory:"
     limit = limit * hosts.GIB if isinstance(limit, int) else limit
     return {
         "proc/self/cgroup": f"{line}{folder}\n",

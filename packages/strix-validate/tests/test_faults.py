@@ -120,7 +120,8 @@ def test_values_of_a_neighbour_in_a_nested_tensor_are_caught(monkeypatch):
     ("broken", "body"), [(kept_result(), "captured"), (neighbours_values, "nested")]
 )
 def test_wrong_behaviour_on_a_gpu_is_caught(broken, body, monkeypatch):
-    check, options = Check(f"sdpa/default/{body}", "", ""), RunOptions(device="cuda")
+    check = Check(f"sdpa/default/{body}", "", "")
+    options = RunOptions(device="cuda")
     (result,) = run_each([check], options, behaviour.checks())
     assert result.state is State.PASSED, result.reason
     monkeypatch.setitem(sdpa.ROUTES, "default", broken)
@@ -220,7 +221,8 @@ def test_a_yardstick_that_is_not_finite_is_an_error():
 
 def test_a_gradient_of_zeros_may_have_the_rounding_of_its_terms():
     """With one key, dk cancels to zero. Computed alone, it has no other gradient as a bound."""
-    exact, terms = {"dk": torch.zeros(3).double()}, {"dk": torch.full((3,), 8.0).double()}
+    exact = {"dk": torch.zeros(3).double()}
+    terms = {"dk": torch.full((3,), 8.0).double()}
     bound = comparison.bounds(exact, exact, terms, torch.float16)["dk"]
     assert 8 * 2**-23 < bound < 8 * 2**-20
 

@@ -306,10 +306,10 @@ def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
         if change and "linear_num_key_heads" in config:
             continue  # the size of a block depends on the heads
         beyond = warm.beyond_table(read_layers(config | change))
-        assert not (beyond.attention)
-        assert not (beyond.experts)
-        assert not (beyond.linear)
-        assert not (beyond.vocabularies)
+        assert not beyond.attention
+        assert not beyond.experts
+        assert not beyond.linear
+        assert not beyond.vocabularies
 
 
 @pytest.mark.parametrize(

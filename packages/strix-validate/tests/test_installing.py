@@ -8,7 +8,8 @@ from strix_validate import cli, installing, terminal
 from strix_validate.installing import suggest_installation
 from typer.testing import CliRunner
 
-UV, PLAIN = "home = /usr/bin\nuv = 0.13.9\n", "home = /usr/bin\n"
+UV = "home = /usr/bin\nuv = 0.13.9\n"
+PLAIN = "home = /usr/bin\n"
 #: The environment's folder, its pyvenv.cfg (None for a conda environment), and the advice for
 #: strix-emulate and for matplotlib.
 PREFIXES = {

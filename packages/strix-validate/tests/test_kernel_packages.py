@@ -199,7 +199,8 @@ def test_both_products_of_experts_are_launched(
     assert [weight.nbytes for weight in launched] == [4 * 256 * n * size for n in (256, 128)]
 
 
-LLAMA, QWEN = CONFIGS["Llama-3.1-8B"], CONFIGS["Qwen3-30B-A3B"]
+LLAMA = CONFIGS["Llama-3.1-8B"]
+QWEN = CONFIGS["Qwen3-30B-A3B"]
 
 
 @pytest.mark.parametrize(

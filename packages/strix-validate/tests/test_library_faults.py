@@ -15,7 +15,8 @@ from strix_validate.tiers import isolated, libraries, run_each
 
 #: On a machine with a GPU, the faults are planted in the GPU's results.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-multiply, convolve = gemm.multiply, convolution.convolve
+multiply = gemm.multiply
+convolve = convolution.convolve
 factorise = races.factorise
 gradient = races.gradient
 

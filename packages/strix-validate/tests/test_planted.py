@@ -207,7 +207,8 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, kernel, options, q, k, v, mask):
-        ctx.kernel, ctx.options = kernel, options | {"mask": mask}
+        ctx.kernel = kernel
+        ctx.options = options | {"mask": mask}
         ctx.save_for_backward(q, k, v)
         ctx.rounds = 0
         out = kernel(q, k, v, **ctx.options)["out"]
@@ -305,7 +306,8 @@ def run_varlen(kernel: tiled.Kernel, tensors: dict, grad_out, options: dict) -> 
     results |= {f"d{name}": torch.zeros_like(tensors[name]) for name in "qkv"}
     moved = 0
     for q0, k0, q1, k1 in sequences[: kernel.max_sequences]:
-        rows, keys = slice(q0, q1), slice(k0, k1)
+        rows = slice(q0, q1)
+        keys = slice(k0, k1)
         if kernel.queries_for_keys:
             keys = slice(q0, min(q0 + k1 - k0, len(k)))
         if kernel.empty_shifts and q1 > q0 and k1 == k0:
@@ -367,7 +369,8 @@ def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict, name
 
 
 def flash_attn(kernel: tiled.Kernel, call) -> triton_modes.CallAnswer:
-    tensors, options = call.tensors, call.options
+    tensors = call.tensors
+    options = call.options
     if options.get("dropout_p"):
         return triton_modes.CallAnswer({"differing": torch.tensor(float(call.repeats - 1))})
     if call.name == "flash_attn_with_kvcache":

@@ -328,7 +328,8 @@ def test_every_tier_holds_the_contract():
     for name in tiers.TIERS:
         tier = tiers.load(name)
         assert isinstance(tier, tiers.Tier), name
-        check, options = tier.checks()[0], RunOptions()
+        check = tier.checks()[0]
+        options = RunOptions()
         assert isinstance(tier.applies(check, options), bool), name
         assert list(tier.announce([check], options)) == [], name
 

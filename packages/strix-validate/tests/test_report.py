@@ -52,7 +52,8 @@ def test_report_is_one_page_with_everything():
 
 
 def test_report_sets_two_records_side_by_side():
-    fast, slow = make(*benchmarks(9.0)), make(*benchmarks(3.0), subject="packages")
+    fast = make(*benchmarks(9.0))
+    slow = make(*benchmarks(3.0), subject="packages")
     page = render([fast, slow], ["fast", "slow"])
     assert "Side by side" in page
     assert "20 rows" in page

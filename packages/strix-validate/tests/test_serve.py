@@ -54,7 +54,8 @@ def examine(monkeypatch, tmp_path, started):
     # restored after the test: later tests of this process must not import the mock
     monkeypatch.setitem(sys.modules, "vllm", None)
     del sys.modules["vllm"]
-    vllm, generate = importlib.import_module("vllm"), vllm_server.in_child
+    vllm = importlib.import_module("vllm")
+    generate = vllm_server.in_child
 
     def child(task, folder, *model):
         if task == "generate":
@@ -107,7 +108,8 @@ def test_a_right_server_passes(examine, started):
     assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"
 
 
-ODD, EVEN = list(tiny_models.MODELS)[1::2], list(tiny_models.MODELS)[::2]
+ODD = list(tiny_models.MODELS)[1::2]
+EVEN = list(tiny_models.MODELS)[::2]
 #: Faults that are planted together; by failing check, part of its reason.
 FAULTS = {
     "prefix no-stop template slow-backend no-graphs stays": {

@@ -264,7 +264,8 @@ def test_the_record_is_written_as_it_goes_and_survives_an_interruption(tmp_path,
     monkeypatch.setattr(command.time, "monotonic", clock.now)
     story = command.Story(GPU)
     files = command.SoakRecord(tmp_path, story)
-    gpu, ages = FakeGpu(clock), []
+    gpu = FakeGpu(clock)
+    ages = []
 
     def keep(row):
         files.add_row(row)

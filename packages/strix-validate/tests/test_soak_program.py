@@ -62,7 +62,8 @@ class LeapingClock(Clock):
     """The machine's clock. Once a file exists, each wait takes two hours more."""
 
     def __init__(self, file):
-        self.file, self.leaps = file, 0
+        self.file = file
+        self.leaps = 0
 
     def now(self):
         return super().now() + 7200 * self.leaps
@@ -87,6 +88,7 @@ def test_a_real_hang_ends_with_what_ran_and_leaves_no_process(tmp_path, monkeypa
     monkeypatch.setattr(LineProcess, "__init__", start)
     reason = soak_with("hang", tmp_path, clock)["soak/whole"].reason
     assert "in product, its step 4" in reason
+    # the limit is 7200 seconds; the message comes a few seconds later
     assert "no progress for 72" in reason
     assert len(started) == 2
     assert not any(Path("/proc", str(pid)).exists() for pid in started)

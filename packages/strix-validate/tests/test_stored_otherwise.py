@@ -142,7 +142,8 @@ def test_every_truncated_gguf_file_gives_one_message(tmp_path: Path) -> None:
 def test_damaged_gguf_files_end(tmp_path: Path) -> None:
     """With header bytes replaced, the command gives an answer or a message, in bounded time."""
     content = write(tmp_path / "whole.gguf").read_bytes()
-    file, seed = tmp_path / "model.gguf", random.Random(7)
+    file = tmp_path / "model.gguf"
+    seed = random.Random(7)
     for _ in range(60):
         data = bytearray(content)
         for _ in range(3):

@@ -43,7 +43,8 @@ def unpack_mxfp4(stored):
     sign = 1 - 2 * (codes // 8)
     exponent = codes // 2 % 4
     mantissa = codes % 2
-    low, high = mantissa * 0.5, (1 + mantissa * 0.5) * torch.exp2(exponent - 1.0)
+    low = mantissa * 0.5
+    high = (1 + mantissa * 0.5) * torch.exp2(exponent - 1.0)
     values = sign * torch.where(exponent == 0, low, high)
     scaled = values * torch.exp2(stored["_scales"].float() - 127)[..., None]
     return scaled.flatten(-2).transpose(1, 2)

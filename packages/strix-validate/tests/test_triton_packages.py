@@ -195,7 +195,8 @@ def test_gradients_are_those_of_the_inputs():
     def product(x, y):
         return {"out": x * y, "sum": (x + y).sum()}
 
-    x, y = torch.tensor([2.0, 3.0]), torch.tensor([5.0, 7.0])
+    x = torch.tensor([2.0, 3.0])
+    y = torch.tensor([5.0, 7.0])
     grads = {"out": torch.tensor([1.0, 10.0]), "sum": torch.tensor(100.0)}
     results = triton_call.differentiate(product, {"x": x, "y": y}, grads)
     assert results["out"].tolist() == [10, 21]

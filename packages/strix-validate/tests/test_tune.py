@@ -119,7 +119,8 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         return [answer(call.configuration) for call in calls]
 
     def answer(configuration: dict) -> CallAnswer:
-        size, keys = configuration.get("BLOCK_M", 64), configuration.get("BLOCK_N", 32)
+        size = configuration.get("BLOCK_M", 64)
+        keys = configuration.get("BLOCK_N", 32)
         if keys == 0:
             return CallAnswer(error=("OutOfResources", "LDS"))
         file = tmp_path / f"{size}-{keys}.hsaco"
@@ -189,7 +190,8 @@ def test_tiles_divide_each_other() -> None:
     """The kernels require this for backward tiles. The matrix unit needs 16 rows."""
     for kernel in ("dkdv", "dq"):
         for configuration in candidates.SPACES[kernel][1]:
-            rows, columns = configuration["BLOCK_M"], configuration["BLOCK_N"]
+            rows = configuration["BLOCK_M"]
+            columns = configuration["BLOCK_N"]
             assert max(rows, columns) % min(rows, columns) == 0
             wide = columns if kernel == "dkdv" else rows
             assert wide == max(rows, columns)

@@ -235,7 +235,8 @@ def test_experts_in_mxfp4_by_another_formula():
             for share, e in zip(shares.softmax(0), chosen, strict=True):
                 both = weights["w1"][e] @ x + bias * tensors["w1_bias"][e]
                 gate, up = (both.view(-1, 2)[:, i] for i in order)
-                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+                gate = gate.clamp(max=limit)
+                up = up.clamp(-limit, limit)
                 inner = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
                 total += share * (weights["w2"][e] @ inner + tensors["w2_bias"][e])
             outs.append(total)

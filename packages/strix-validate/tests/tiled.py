@@ -136,7 +136,8 @@ class Kernel:
 
     def find_visible(self, queries: int, keys: slice, n: int, causal: str, window: tuple[int, int]):
         """Return a mask of the keys that each query sees. n is the number of all keys."""
-        query, key = torch.arange(queries)[:, None], torch.arange(keys.start, keys.stop)[None]
+        query = torch.arange(queries)[:, None]
+        key = torch.arange(keys.start, keys.stop)[None]
         position = query + n - queries
         if self.other_corner and causal:
             causal = "bottom-right" if causal == "top-left" else "top-left"
@@ -234,7 +235,8 @@ class Kernel:
             kv_head = (torch.arange(heads) >> ((heads // kv_heads) - 1).bit_length()).clamp(
                 max=kv_heads
             )
-        k, v = k[:, kv_head], v[:, kv_head]
+        k = k[:, kv_head]
+        v = v[:, kv_head]
         if self.v_lanes_of_keys and v_lanes > lanes:
             v = v.index_fill(-1, torch.arange(lanes, v_lanes), 0)
         if self.v_lanes_shared and v_lanes != lanes:
@@ -261,7 +263,8 @@ class Kernel:
             slope = torch.ones_like(s)
             if softcap and self.softcap:
                 capped = (s / softcap).tanh()
-                s, slope = softcap * capped, 1 - capped**2
+                s = softcap * capped
+                slope = 1 - capped**2
             if mask is not None and not (self.mask_of_first_tile and keys.start):
                 part = mask[..., keys]
                 if self.mask_in_base_2 and part.dtype is not torch.bool:
@@ -271,7 +274,8 @@ class Kernel:
             return s.masked_fill(~visible, self.shut_out), slope
 
         best = torch.full((*q.shape[:3], 1), first_maximum)
-        total, out = torch.zeros_like(best), torch.zeros(*q.shape[:3], v.shape[-1])
+        total = torch.zeros_like(best)
+        out = torch.zeros(*q.shape[:3], v.shape[-1])
         sums = self.sums and dtype
         for keys in tiles:
             s, _ = score(keys)
@@ -279,7 +283,8 @@ class Kernel:
                 s = s.nan_to_num(-INFINITY, INFINITY, -INFINITY)
             new = torch.maximum(best, s.amax(-1, keepdim=True))
             base = new if self.mask_in_base_2 else new.masked_fill(new == -INFINITY, 0)
-            shrink, weights = (best - base).exp(), (s - base).exp()
+            shrink = (best - base).exp()
+            weights = (s - base).exp()
             total = total * shrink + weights.sum(-1, keepdim=True)
             if keep is not None:
                 weights = weights * keep[0][..., keys]
@@ -364,7 +369,8 @@ class Kernel:
             grad = grad_out @ v[:, :, keys].transpose(-2, -1)
             kept_weights = weights
             if keep is not None:
-                grad, kept_weights = grad * keep[1][..., keys], weights * keep[1][..., keys]
+                grad = grad * keep[1][..., keys]
+                kept_weights = weights * keep[1][..., keys]
             grad = self.store(weights * (grad - delta) * slope, dtype, "weights")
             kept_weights = self.store(kept_weights, dtype, "weights")
             dmask[..., keys] = grad * self.dmask_scale

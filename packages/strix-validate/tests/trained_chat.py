@@ -16,7 +16,8 @@ with LOCK:
     for word in SPECIAL:
         IDS[word] = len(WORDS)
         WORDS.append(word)
-END, ASSISTANT = IDS["<|end|>"], IDS["<|assistant|>"]
+END = IDS["<|end|>"]
+ASSISTANT = IDS["<|assistant|>"]
 CITY = "Paris, as anyone would say without a map."
 CALL = json.dumps({"name": structures.TOOL, "arguments": {"harbour": "Bergen", "day": 2}})
 PROSE = "It is mild today, with a light wind and a little rain."
@@ -40,7 +41,8 @@ class Handler(trained_server.Handler):
     """A handler with /v1/chat/completions."""
 
     def apply_template(self, body, opened=True):
-        fault, messages = self.server.fault, list(body["messages"])
+        fault = self.server.fault
+        messages = list(body["messages"])
         if fault == "last-only":
             messages = messages[-1:]
         if fault == "no-system":
@@ -120,7 +122,8 @@ class Handler(trained_server.Handler):
 
     def chat_tokens(self, body, prompt, choice):
         """Return the answer's tokens, up to its end or the limit. Schemas and tools force them."""
-        fault, number = self.server.fault, body["max_tokens"]
+        fault = self.server.fault
+        number = body["max_tokens"]
         number += fault == "chat-one-more"
         if body.get("response_format") and fault != "schema-ignored":
             text = JSON.replace("5", "6") if fault == "schema-broken" else JSON
@@ -182,7 +185,8 @@ class Handler(trained_server.Handler):
         return message, finish
 
     def stream_message(self, message, tokens, finish, usage):
-        fault, content = self.server.fault, message["content"] or ""
+        fault = self.server.fault
+        content = message["content"] or ""
         cut = max(1, len(content) // 2)
         parts = [content[:cut], content[cut:]] if fault != "chat-one-part" else [content]
         if fault == "chat-lost":

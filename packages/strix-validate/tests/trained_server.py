@@ -23,7 +23,8 @@ from strix_validate.serving import judges
 V = 32_000
 #: Probabilities of the four likeliest tokens, and of all other tokens together.
 SHARES, OTHERS_SHARE = (0.5, 0.25, 0.125, 0.0625), 0.0625
-RIGHT, OTHER = math.log(SHARES[0]), math.log(OTHERS_SHARE / (V - len(SHARES)))
+RIGHT = math.log(SHARES[0])
+OTHER = math.log(OTHERS_SHARE / (V - len(SHARES)))
 #: The same for a server whose two likeliest tokens are nearly tied.
 TIED = (0.38, 0.37, 0.125, 0.0625)
 #: Number of tokens with probabilities of their own; all others are one group.
@@ -112,7 +113,8 @@ class Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def answer(self, body):
-        server, fault = self.server, self.server.fault
+        server = self.server
+        fault = self.server.fault
         with LOCK:
             server.busy += 1
             busy = server.busy
@@ -152,7 +154,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def replace_prompt(self, prompt, number):
         """Return the prompt that is answered, which a fault may replace by another one."""
-        server, fault = self.server, self.server.fault
+        server = self.server
+        fault = self.server.fault
         with LOCK:
             shared = server.cache.setdefault(tuple(prompt[:64]), prompt)
         # Numbered prompts come 32 at a time. The answer must not depend on whether two are here at
@@ -180,7 +183,8 @@ class Handler(BaseHTTPRequestHandler):
                 return prompt if server.sights[tuple(prompt)] % 2 else [7, *prompt[::-1]]
         if fault == "long-swapped" and len(prompt) > 2000 and number > 1:
             with LOCK:
-                before, server.long = server.long or prompt, prompt
+                before = server.long or prompt
+                server.long = prompt
             return before
         if fault == "pairs-swapped" and len(prompt) > 8000 and number == 12:
             return self.exchange(prompt)
@@ -253,7 +257,8 @@ class Handler(BaseHTTPRequestHandler):
             likely = token == reader.next
             if (fault == "garbage-31" and i > 30) or (fault == "garbage-513" and i >= 512):
                 token = (token + i) % POOL
-            place, context = len(prompt) + i, self.server.context
+            place = len(prompt) + i
+            context = self.server.context
             if fault == "context-garbage" and place >= context - END:
                 token = (token + place) % POOL
             tokens.append(token)
@@ -278,14 +283,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def sample(self, prompt, number, body, choice):
         """Return drawn tokens, or the likeliest ones after penalties and biases."""
-        fault, server = self.server.fault, self.server
+        fault = self.server.fault
+        server = self.server
         seed = 5 if fault == "seed-constant" else body.get("seed")
         if fault == "seed-ignored":
             with LOCK:
                 server.seeds += 1
                 seed = server.seeds
         generator = random.Random(f"{seed} {0 if fault == 'n-equal' else choice}")
-        reader, tokens = self.reader(prompt), []
+        reader = self.reader(prompt)
+        tokens = []
         for _ in range(number):
             weights = self.weights(reader, prompt, tokens, body)
             token = max(weights, key=weights.__getitem__)
@@ -321,7 +328,8 @@ class Handler(BaseHTTPRequestHandler):
         if parameters.get("top_k", -1) > 0:
             weights = dict(itertools.islice(weights.items(), parameters["top_k"]))
         total = sum(weights.values())
-        selected, before = {}, 0.0
+        selected = {}
+        before = 0.0
         for token, weight in weights.items():
             max_weight = max(weights.values()) if token != -1 else math.inf
             if (
@@ -335,7 +343,8 @@ class Handler(BaseHTTPRequestHandler):
         return selected
 
     def complete(self, body, read, prompt):
-        fault, number = self.server.fault, body["max_tokens"]
+        fault = self.server.fault
+        number = body["max_tokens"]
         number += fault == "one-more"
         neutral = body["temperature"] == 0 and not body.get("logit_bias")
         neutral = neutral and not body.get("frequency_penalty") and not body.get("presence_penalty")
@@ -366,16 +375,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def choice(self, body, tokens, logprobs, prompt):
         fault = self.server.fault
-        text, finish = self.decode(tokens), "length"
+        text = self.decode(tokens)
+        finish = "length"
         ignores = fault == "no-stop" or (fault == "stream-no-stop" and body.get("stream"))
         for stop in [] if ignores else body.get("stop", []):
             if stop in text:
-                text, finish = text[: text.index(stop) + 4 * (fault == "with-stop")], "stop"
+                text = text[: text.index(stop) + 4 * (fault == "with-stop")]
+                finish = "stop"
         if fault == "finish":
             finish = "stop"
         if fault == "echo":
             text = self.decode(prompt) + text
-        reader, top = self.reader(prompt), []
+        reader = self.reader(prompt)
+        top = []
         for token, logprob in zip(tokens, logprobs, strict=True):
             listed = dict(
                 itertools.islice(self.rank_tokens(reader).items(), body.get("logprobs", 1))
@@ -401,7 +413,8 @@ class Handler(BaseHTTPRequestHandler):
         }
 
     def stream(self, tokens, text, finish, usage):
-        fault, style = self.server.fault, self.server.style
+        fault = self.server.fault
+        style = self.server.style
         cut = len(tokens) // 2 if fault != "one-part" else len(tokens)
         half = len(self.decode(tokens[:cut]))
         if fault == "letters" and not text.isascii():

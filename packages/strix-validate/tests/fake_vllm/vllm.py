@@ -17,7 +17,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import trained_server
 
 FAULTS = os.environ.get("FAKE_VLLM", "").split()
-RIGHT, OTHER = math.log(0.5), math.log(0.5 / 511)
+RIGHT = math.log(0.5)
+OTHER = math.log(0.5 / 511)
 
 
 def likeliest(prefix):
