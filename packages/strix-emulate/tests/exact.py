@@ -66,12 +66,11 @@ def encode(number, form: tuple, negative_zero: bool = False) -> int:
         exponent = exponent + 1
     if exponent > max_exponent:
         return infinity | sign << (width - 1)
-    bits = (
-        significand
-        if significand < 1 << (precision - 1)
-        else (significand - (1 << (precision - 1)))
-        | (exponent - min_exponent + 1) << (precision - 1)
-    )
+    bits = significand
+    implicit_bit = 1 << (precision - 1)
+    if significand >= implicit_bit:
+        bits -= implicit_bit
+        bits |= (exponent - min_exponent + 1) << (precision - 1)
     return bits | sign << (width - 1)
 
 
@@ -171,7 +170,7 @@ def bfe(a: int, b: int, c: int, sign: bool) -> int:
 
 def perm(a: int, b: int, selector: int) -> int:
     """Compute V_PERM_B32 byte by byte, from the table in the ISA document."""
-    pool = [b >> 8 * i & 255 for i in range(4)] + [a >> 8 * i & 255 for i in range(4)]
+    pool = (b & M32).to_bytes(4, "little") + (a & M32).to_bytes(4, "little")
     result = 0
     for i in range(4):
         pick = selector >> 8 * i & 255

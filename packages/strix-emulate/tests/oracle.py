@@ -198,19 +198,18 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["v_alignbyte_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> 8 * (c & 3))
     table["v_pack_b32_f16"] = ("u32", ("u16", "u16"), lambda a, b: a | b << 16)
     for name, counts in (("qsad", lambda _y: True), ("mqsad", bool)):
-        table[f"v_{name}_pk_u16_u8"] = (
-            "u64",
-            ("u64", u, "u64"),
-            lambda a, b, c, n=counts: sum(
-                (
-                    sum(abs(x - y) for x, y in fields(a >> 8 * i & M32, b, 8) if n(y))
-                    + (c >> 16 * i)
-                    & 0xFFFF
-                )
-                << 16 * i
-                for i in range(4)
-            ),
-        )
+
+        def add_differences(a, b, c, counts=counts):
+            result = 0
+            for i in range(4):
+                total = c >> 16 * i
+                for x, y in fields(a >> 8 * i & M32, b, 8):
+                    if counts(y):
+                        total += abs(x - y)
+                result |= (total & 0xFFFF) << 16 * i
+            return result
+
+        table[f"v_{name}_pk_u16_u8"] = ("u64", ("u64", u, "u64"), add_differences)
     return table | oracle_floats.vector_table() | oracle_parts.vector_table()
 
 

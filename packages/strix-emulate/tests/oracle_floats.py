@@ -24,6 +24,7 @@ from exact import (
     multiply,
     negate,
     power_of_two,
+    signed,
     to_integer,
     value,
 )
@@ -384,13 +385,11 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
         table[f"v_frexp_mant_{kind}"] = (kind, (kind,), _mantissa(form))
         result, power = ("u16", "u16") if form is F16 else ("u32", "u32")
         table[f"v_frexp_exp_i{result[1:]}_{kind}"] = (result, (kind,), _exponent(form))
-        table[f"v_ldexp_{kind}"] = (
-            kind,
-            (kind, power),
-            lambda a, n, f=form, b=int(power[1:]): scaled(
-                a, n - (1 << b) if n >> (b - 1) else n, f
-            ),
-        )
+
+        def scale(a, n, form=form, bits=int(power[1:])):
+            return scaled(a, signed(n, bits), form)
+
+        table[f"v_ldexp_{kind}"] = (kind, (kind, power), scale)
         table[f"v_cmp_class_{kind}"] = (
             "mask",
             (kind, "u16" if form is F16 else "u32"),

@@ -40,8 +40,9 @@ class Choice:
 def clip(x: int, kind: str) -> int:
     """Return x saturated to a type such as u16 or i32."""
     bits = int(kind[1:])
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "i" else (0, (1 << bits) - 1)
-    return max(low, min(high, x))
+    if kind[0] == "i":
+        return max(-(1 << bits - 1), min((1 << bits - 1) - 1, x))
+    return max(0, min((1 << bits) - 1, x))
 
 
 def number(x: int, kind: str) -> int:

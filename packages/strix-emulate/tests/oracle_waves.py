@@ -181,11 +181,10 @@ def _swizzle(rng: random.Random) -> Case:
     keep, put, flip = (rng.randrange(32) for _ in range(3))
     quads = [rng.randrange(4) for _ in range(4)]
     by_mask = rng.random() < 0.6
-    code = (
-        keep | put << 5 | flip << 10
-        if by_mask
-        else 0x8000 | sum(q << 2 * i for i, q in enumerate(quads))
-    )
+    if by_mask:
+        code = keep | put << 5 | flip << 10
+    else:
+        code = 0x8000 | sum(q << 2 * i for i, q in enumerate(quads))
 
     def run(V, S):
         old = list(V[v])

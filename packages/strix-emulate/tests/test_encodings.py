@@ -94,15 +94,15 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
         a, b, c = (rng.choice((*_SOURCES, *[256 + rng.randrange(256)] * 20)) for _ in range(3))
         a = rng.choice((233, 250)) if kind != "VOPD" and rng.random() < 0.1 else a
         # VOPD has two more registers
-        second = (
-            second & ~0x1FF | a if kind == "VOPD" else second & ~0x7FFFFFF | a | b << 9 | c << 18
-        )
         if kind == "VOPD":
+            second = second & ~0x1FF | a
             first = first & ~0x1FF | rng.choice((a, 256 + rng.randrange(256)))
-        elif rng.random() < 0.5:
-            # without modifiers, as in most instructions
-            first = first & ~0x7F00
-            second = second & 0x07FFFFFF
+        else:
+            second = second & ~0x7FFFFFF | a | b << 9 | c << 18
+            if rng.random() < 0.5:
+                # without modifiers, as in most instructions
+                first = first & ~0x7F00
+                second = second & 0x07FFFFFF
     if kind in ("DS", "MUBUF", "FLAT"):
         # fields that an instruction does not use have to be 0
         second &= rng.choice((0xFF, 0xFFFF, 0xFF00FFFF, 0xFF0000FF, 0xFFFFFF, 0xFFFFFFFF))
@@ -166,10 +166,11 @@ def difference(ins: Instruction) -> str:
         mods = [dict(x) for x in (part.modifiers, modifiers)]
         if part.name.startswith("v_wmma"):
             mods[1].pop("op_sel_hi", None)  # it has no meaning for WMMA
-        picks = [x.pop("op_sel", (0,)) for x in mods] if ins.code[3] >> 2 == 0x35 else [(), ()]
-        if mods[0] != mods[1] or (
-            any(picks[1]) and sorted(picks[0])[-sum(picks[1]) :] != [1] * sum(picks[1])
-        ):
+        my_picks = ()
+        their_picks = ()
+        if ins.code[3] >> 2 == 0x35:
+            my_picks, their_picks = (x.pop("op_sel", (0,)) for x in mods)
+        if mods[0] != mods[1] or sum(my_picks) < sum(their_picks):
             return f"modifiers {part.modifiers} / {modifiers}"
     return ""
 

@@ -29,15 +29,11 @@ FOLDER = Path(__file__).parent / "configs"
 CHECKOUT = Path(__file__).parents[3]
 #: Models that are tested with each format: dense, experts, and linear attention with experts.
 EACH_FORMAT = ("Llama-3.1-8B", "Qwen3-30B-A3B", "Qwen3-Next-80B-A3B")
-CASES = (
-    CONFIGS
-    | {
-        f"{name}, {form}": CONFIGS[name] | {"quantization_config": FORMATS[form]}
-        for name, form in product(EACH_FORMAT, FORMATS)
-    }
-    | {name: config for name, config in SHAPES.items() if table.was_compared(config)}
-    | THREADS
-)
+CASES = dict(CONFIGS)
+for _name, _form in product(EACH_FORMAT, FORMATS):
+    CASES[f"{_name}, {_form}"] = CONFIGS[_name] | {"quantization_config": FORMATS[_form]}
+CASES |= {name: config for name, config in SHAPES.items() if table.was_compared(config)}
+CASES |= THREADS
 #: Groups of checks that prove something only on a GPU.
 ON_A_GPU = ("conv", "gemm", "sdpa")
 #: GiB of parameters that vLLM 0.33.0 allocates.
