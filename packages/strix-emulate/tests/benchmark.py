@@ -178,7 +178,7 @@ def main(size: int) -> None:
     print(f"{kernel.name}, {size} keys; {native.describe()}")
     print("checks   numpy       C   ratio   (million wave-instructions per CPU second)")
     for checks in (False, True):
-        slow, fast = (best(1, checks=checks, native=by_c)[0] for by_c in (False, True))
+        slow, fast = (best(1, checks=checks, native=in_c)[0] for in_c in (False, True))
         print(f"{'all' if checks else 'none':6} {slow:7.2f} {fast:7.2f} {fast / slow:7.1f}")
     print("checks  1 core     all   ratio   (million wave-instructions per second)")
     for checks in (False, True):

@@ -86,11 +86,11 @@ def memory() -> dict:
     results["absurd"] = call("hipMalloc", byref(p), c_size_t(2**64 - 1))
     results["remembered"] = call("hipPeekAtLastError")
     results["last"] = [call("hipGetLastError"), call("hipGetLastError")]
-    many = [allocate(100) for _ in range(1000)]
-    results["distinct"] = len({x.value for x in many})
-    for pointer in many[::2] + many[1::2]:
+    pointers = [allocate(100) for _ in range(1000)]
+    results["distinct"] = len({x.value for x in pointers})
+    for pointer in pointers[::2] + pointers[1::2]:
         assert hip.hipFree(pointer) == 0
-    results["first again"] = allocate(100).value == min(x.value for x in many)
+    results["first again"] = allocate(100).value == min(x.value for x in pointers)
     # twice, all memory but some pages: freed memory is used again if there is no other
     nearly_all = c_size_t(total.value - (4 << 20))
     for _ in range(2):

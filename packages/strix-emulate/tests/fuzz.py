@@ -315,10 +315,10 @@ def execute(kernel: Kernel, number: int, expected: np.ndarray, options: Options)
     differing = np.flatnonzero(out != expected)
     if not len(differing):
         return ""
-    at = int(differing[0])
+    index = int(differing[0])
     return (
-        f"{len(differing)} of {len(out)} words, word {at % WORDS} of lane {at // WORDS} is "
-        f"{out[at]:#x}, on the host {expected[at]:#x}"
+        f"{len(differing)} of {len(out)} words, word {index % WORDS} of lane {index // WORDS} is "
+        f"{out[index]:#x}, on the host {expected[index]:#x}"
     )
 
 

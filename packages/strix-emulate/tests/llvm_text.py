@@ -95,7 +95,8 @@ def _swizzle(text: str) -> int:
         bits = words[0].strip('"')
         masks = (("pi", 0), ("1", 5), ("i", 10))
         return sum(
-            int("".join(str(int(b in letters)) for b in bits), 2) << at for letters, at in masks
+            int("".join(str(int(b in letters)) for b in bits), 2) << shift
+            for letters, shift in masks
         )
     numbers = [int(word) for word in words]
     if kind == "QUAD_PERM":

@@ -96,20 +96,20 @@ def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int]
 def _watched() -> Iterator[set[int]]:
     """Collect the addresses of waits for which something was outstanding."""
     retired: set[int] = set()
-    at = 0
+    address = 0
     wait = waits.wait
     execute = Step.execute
     issue = Step.issue
 
     def counted(g, counter, allowed):
         if len(g.queues.state.queues[counter]) > allowed:
-            retired.add(at)
+            retired.add(address)
         wait(g, counter, allowed)
 
     def located(original):
         def run(step, *arguments):
-            nonlocal at
-            at = step.instruction.address
+            nonlocal address
+            address = step.instruction.address
             original(step, *arguments)
 
         return run

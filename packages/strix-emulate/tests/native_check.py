@@ -186,8 +186,9 @@ def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.nd
     V[8:] = np.tile(V[8:, :, :16], width // 16)
     S[EXEC : EXEC + 2] = 0xFFFFFFFF
     if rng.random() < 0.5:
-        at = EXEC + rng.randrange(width // LANES), rng.randrange(WAVES)
-        S[at] = rng.choice((0, 1, 0xFFFF0000, rng.getrandbits(32)))
+        half = EXEC + rng.randrange(width // LANES)
+        wave = rng.randrange(WAVES)
+        S[half, wave] = rng.choice((0, 1, 0xFFFF0000, rng.getrandbits(32)))
     return V, S
 
 
@@ -243,8 +244,8 @@ def difference(step: Step, expected: Waves, got: Waves) -> str:
                 equal = nan | (a.view(dtype) == b.view(dtype))
                 same |= equal.reshape(*a.shape, -1).all(axis=-1)
         if not same.all():
-            at = tuple(int(x) for x in np.argwhere(~same)[0])
-            return f"{name}{list(at)} is {int(b[at]):#x} in C, {int(a[at]):#x} in numpy"
+            index = tuple(int(x) for x in np.argwhere(~same)[0])
+            return f"{name}{list(index)} is {int(b[index]):#x} in C, {int(a[index]):#x} in numpy"
     return ""
 
 

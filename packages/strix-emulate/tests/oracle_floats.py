@@ -189,7 +189,7 @@ def _quotient(a: int, b: int, form: tuple) -> int:
     return encode(Fraction(0) if isinstance(y, str) else x / y, form, negative)
 
 
-def _division_scale(form: tuple, power: int, apart: int, few: int) -> Callable:
+def _division_scale(form: tuple, power: int, min_difference: int, max_numerator: int) -> Callable:
     """Return V_DIV_SCALE, whose result is (allowed numbers, flag)."""
     one_bits = encode(Fraction(1), form)
 
@@ -200,7 +200,7 @@ def _division_scale(form: tuple, power: int, apart: int, few: int) -> Callable:
             return NAN[form], 0
         small_inverse = _is_denormal(_quotient(one_bits, denominator, form), form)
         small_quotient = _is_denormal(_quotient(numerator, denominator, form), form)
-        if _field(numerator, form) - _field(denominator, form) >= apart:
+        if _field(numerator, form) - _field(denominator, form) >= min_difference:
             return (up if a == denominator else a), 1
         if _is_denormal(denominator, form):
             return up, 0
@@ -211,7 +211,7 @@ def _division_scale(form: tuple, power: int, apart: int, few: int) -> Callable:
             return down, 0
         if small_quotient:
             return (up if a == numerator else a), 1
-        return (up if _field(numerator, form) <= few else a), 0
+        return (up if _field(numerator, form) <= max_numerator else a), 0
 
     return run
 
@@ -404,13 +404,13 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
             ("fmaak", (r, r, literal)),
         ):
             table[f"v_{name}_{kind}"] = (kind, sources, lambda a, b, c, f=form: fma(a, b, c, f))
-    for kind, power, apart, few in (("f32", 64, 96, 23), ("f64", 128, 768, 53)):
+    for kind, power, min_difference, max_numerator in (("f32", 64, 96, 23), ("f64", 128, 768, 53)):
         form = FORMS[kind]
         registers = (f"r:{kind}",) * 3
         table[f"v_div_scale_{kind}"] = (
             f"{kind}+mask",
             registers,
-            _division_scale(form, power, apart, few),
+            _division_scale(form, power, min_difference, max_numerator),
         )
         table[f"v_div_fmas_{kind}"] = (kind, (kind,) * 3 + ("vcc",), _division_fma(form, power))
         table[f"v_div_fixup_{kind}"] = (

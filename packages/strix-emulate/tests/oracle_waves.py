@@ -315,7 +315,8 @@ def _wmma(source: str, result: str) -> Callable[[random.Random], Case]:
 
         def run(V, S):
             a, b = (
-                _elements(V, at, source, sign) for at, sign in zip((16, 24), signs, strict=True)
+                _elements(V, register, source, sign)
+                for register, sign in zip((16, 24), signs, strict=True)
             )
             for row in range(16):
                 for column in range(16):

@@ -331,12 +331,12 @@ def _scalar(name: str, words: int) -> Iterator[Case]:
     """
     data, cells = _random(name)
     base = "s[8:11]" if "buffer" in name else "s[6:7]"
-    for offset, at in (("0x40", 64), ("m0", 32), ("m0 offset:0x20", 64)):
+    for offset, start in (("0x40", 64), ("m0", 32), ("m0 offset:0x20", 64)):
         last = "s16" if words == 1 else f"s[16:{15 + words}]"
         body = f"s_mov_b32 m0, 32\n{name} {last}, {base}, {offset}\ns_waitcnt lgkmcnt(0)\n"
         step = max(1, words // 4)
         body += "".join(f"v_mov_b32 v{20 + i}, s{16 + i * step}\n" for i in range(min(4, words)))
-        got = cells[at : at + 4 * words]
+        got = cells[start : start + 4 * words]
         returned = b"".join(got[4 * i * step :][:4] for i in range(min(4, words)))
         yield Case(name, body, data, cells, _split_cells(cells), [returned] * 32)
 

@@ -35,11 +35,11 @@ class File:
     def __init__(self, data: bytes) -> None:
         self.data = bytearray(data)
 
-    def set(self, at: int, form: str, value: int) -> None:
-        struct.pack_into(form, self.data, at, value)
+    def set(self, offset: int, form: str, value: int) -> None:
+        struct.pack_into(form, self.data, offset, value)
 
-    def get(self, at: int, form: str) -> int:
-        return struct.unpack_from(form, self.data, at)[0]
+    def get(self, offset: int, form: str) -> int:
+        return struct.unpack_from(form, self.data, offset)[0]
 
     def section(self, kind: int) -> int:
         """Return the offset of the header of the first section of a type."""
@@ -100,8 +100,8 @@ def endless_names(file: File) -> None:
 def many_notes(file: File) -> None:
     file.add_segments((PT_NOTE, len(file.data), 12 * 5000, 0))
     note = struct.pack("<3I", 0, 0, 0) * 5000
-    at = file.get(32, "<Q")
-    file.set(at + 56 * (file.get(56, "<H") - 1) + 8, "<Q", len(file.data))
+    header = file.get(32, "<Q")
+    file.set(header + 56 * (file.get(56, "<H") - 1) + 8, "<Q", len(file.data))
     file.data += note
 
 
@@ -110,9 +110,9 @@ def same_notes(file: File) -> None:
     start = file.get(32, "<Q")
     count = file.get(56, "<H")
     notes = [n for n in range(count) if file.get(start + 56 * n, "<I") == PT_NOTE]
-    at = start + 56 * notes[0]
-    offset = file.get(at + 8, "<Q")
-    size = file.get(at + 32, "<Q")
+    header = start + 56 * notes[0]
+    offset = file.get(header + 8, "<Q")
+    size = file.get(header + 32, "<Q")
     large = msgpack.packb({"amdhsa.kernels": [None] * (3 << 20)})
     note = struct.pack("<3I", 7, len(large), 32) + b"AMDGPU\0\0" + large
     note += bytes(-len(note) % 4)
@@ -213,9 +213,9 @@ def test_a_bundle_whose_entries_overlap(elf: bytes, monkeypatch) -> None:  # noq
     """Each entry is the whole file. Its bytes count once for each entry."""
     monkeypatch.setattr(limits, "ALLOWED", 1 << 18)
     monkeypatch.setattr(limits, "RATIO", 1)
-    many = bundle(*[(DEVICE, elf)] * 3)
-    assert len(loader.parse(many, "bundle")) == 3
-    same = bytearray(many)
+    overlapping = bundle(*[(DEVICE, elf)] * 3)
+    assert len(loader.parse(overlapping, "bundle")) == 3
+    same = bytearray(overlapping)
     count = 200
     head = same[:24] + struct.pack("<Q", count)
     entry = struct.pack("<3Q", len(head), len(elf), len(DEVICE)) + DEVICE.encode()

@@ -352,10 +352,10 @@ def test_reads_of_what_nothing_wrote():
 
 
 @pytest.mark.parametrize(
-    ("size", "threads", "at"), [(63, 64, "31 of wave 1"), (10, 32, "10 of wave 0")]
+    ("size", "threads", "lane"), [(63, 64, "31 of wave 1"), (10, 32, "10 of wave 0")]
 )
-def test_out_of_bounds_names_the_address(size, threads, at):
-    place = rf"test at 0x[0-9a-f]+ `global_load_b32.*bounds.*at 0x2.*\(lane {at} of workgroup 0\)"
+def test_out_of_bounds_names_the_address(size, threads, lane):
+    place = rf"test at 0x[0-9a-f]+ `global_load_b32.*bounds.*at 0x2.*\(lane {lane} of workgroup 0\)"
     with pytest.raises(Trap, match=place):
         execute(GOOD, size=size, threads=threads)
 
@@ -607,11 +607,11 @@ def test_a_flag_orders_what_was_stored_before_it():
     with pytest.raises(Trap, match="race|budget"):
         execute(text.replace(" glc", ""), threads=32, grid=(2,), second="inout")
     # and no load releases earlier stores
-    ask = "global_load_b32 v2, v1, s[6:7] glc\ns_waitcnt vmcnt(0)"
-    text = text.replace("s_cbranch_scc1 poll", "").replace("writer:", f"writer:\n{ask}")
+    load = "global_load_b32 v2, v1, s[6:7] glc\ns_waitcnt vmcnt(0)"
+    text = text.replace("s_cbranch_scc1 poll", "").replace("writer:", f"writer:\n{load}")
     with pytest.raises(Trap, match="race"):
         execute(
-            text.replace("global_atomic_swap_b32 v1, v2, s[6:7]", ask),
+            text.replace("global_atomic_swap_b32 v1, v2, s[6:7]", load),
             threads=32,
             grid=(2,),
             second="inout",

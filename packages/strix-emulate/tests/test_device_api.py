@@ -164,7 +164,7 @@ def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
     return process
 
 
-def _until(condition) -> bool:
+def _wait_until(condition) -> bool:
     for _ in range(6000):
         if condition():
             return True
@@ -181,7 +181,7 @@ def test_the_server_ends_with_its_client(folder: Path) -> None:
     shared = {file for process in (client.pid, server) for file in _list_shared_files(process)}
     client.kill()
     client.communicate()
-    assert _until(lambda: not _find_servers(mark))
+    assert _wait_until(lambda: not _find_servers(mark))
     assert not [file for file in shared if file.exists()]
 
 
@@ -190,7 +190,7 @@ def test_a_client_outlives_its_server(folder: Path) -> None:
     client = _begin(folder, mark, "wait", folder / "add.hsaco")
     (server,) = _find_servers(mark)
     os.kill(server, signal.SIGKILL)
-    assert _until(lambda: not _find_servers(mark))
+    assert _wait_until(lambda: not _find_servers(mark))
     client.send_signal(signal.SIGUSR1)
     output, errors = client.communicate(timeout=600)
     assert json.loads(output) == {"launch": ["hipErrorUnknown"] * 2, "free": "hipErrorUnknown"}

@@ -37,7 +37,7 @@ class Client:
         status, _, size = protocol.REPLY.unpack(head)
         return status, self.socket.recv(size, socket.MSG_WAITALL)
 
-    def ask(self, operation: int, data: bytes = b"") -> tuple[int, bytes]:
+    def request(self, operation: int, data: bytes = b"") -> tuple[int, bytes]:
         self.socket.sendall(protocol.REQUEST.pack(operation, 0, len(data)) + data)
         return self.receive()
 
@@ -50,12 +50,12 @@ class Client:
 
     def load(self) -> int:
         """Load and place the kernel `add`, and return its number."""
-        status, data = self.ask(Operation.LOAD, image(code_object()))
+        status, data = self.request(Operation.LOAD, image(code_object()))
         assert status == Status.SUCCESS
         module, _, size = protocol.LOADED.unpack(data)
         self.table((protocol.HEAP, size, Kind.IMAGE))
-        assert self.ask(Operation.PLACE, protocol.PLACE.pack(module, 0, protocol.HEAP))[0] == 0
-        status, data = self.ask(Operation.FUNCTION, protocol.MODULE.pack(module, 0) + b"add")
+        assert self.request(Operation.PLACE, protocol.PLACE.pack(module, 0, protocol.HEAP))[0] == 0
+        status, data = self.request(Operation.FUNCTION, protocol.MODULE.pack(module, 0) + b"add")
         assert status == Status.SUCCESS
         return protocol.FUNCTION.unpack_from(data)[0]
 
@@ -123,7 +123,8 @@ def test_a_launch_on_two_cores() -> None:
     client = start_and_greet(STRIX_EMULATE_CORES="2", STRIX_EMULATE_LOG="1")
     function = client.load()
     places, arguments = arrays(client)
-    assert client.ask(Operation.LAUNCH, launch(function, (8000, 1, 1), arguments=arguments))[0] == 0
+    request = launch(function, (8000, 1, 1), arguments=arguments)
+    assert client.request(Operation.LAUNCH, request)[0] == 0
     assert (places[2] == np.arange(1000) + 1).all()
     assert "cores: 2" in client.finish()
 
@@ -148,7 +149,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_requests_are_refused(client: Client, name: str) -> None:
-    status, text = client.ask(*BROKEN[name])
+    status, text = client.request(*BROKEN[name])
     assert status
     assert text
     assert b"internal" not in text
@@ -168,7 +169,7 @@ def test_broken_requests_are_refused(client: Client, name: str) -> None:
 )
 def test_launches_that_cannot_be(client: Client, request_: bytes) -> None:
     number = struct.pack("<I", client.load())
-    status, text = client.ask(Operation.LAUNCH, number + request_[4:])
+    status, text = client.request(Operation.LAUNCH, number + request_[4:])
     assert status == Status.INVALID_CONFIGURATION
     assert b"internal" not in text
 
@@ -187,10 +188,10 @@ def test_launches_that_cannot_be(client: Client, request_: bytes) -> None:
 def test_a_damaged_table_is_refused(client: Client, entries: list) -> None:
     function = client.load()
     client.table(*entries)
-    status, text = client.ask(Operation.LAUNCH, launch(function, arguments=bytes(32)))
+    status, text = client.request(Operation.LAUNCH, launch(function, arguments=bytes(32)))
     assert (status, text) == (Status.INVALID_VALUE, b"the table of allocations is damaged")
     client.table(count=2**63)
-    assert b"entries" in client.ask(Operation.LAUNCH, launch(function, arguments=bytes(32)))[1]
+    assert b"entries" in client.request(Operation.LAUNCH, launch(function, arguments=bytes(32)))[1]
 
 
 def test_a_request_without_sense_ends_the_server() -> None:

@@ -25,7 +25,7 @@ class Buffer:
         self.words = np.zeros(END // 8, np.uint64)
         self.calls = Hostcalls(self.words)
 
-    def ask(self, lanes: dict[int, tuple], index: int = 1, service: int = 2) -> dict[int, int]:
+    def send(self, lanes: dict[int, tuple], index: int = 1, service: int = 2) -> dict[int, int]:
         """Serve a packet of one wave, and return the answers by lane.
 
         Each lane has flags, the number of a message, and up to 7 words.
@@ -58,27 +58,27 @@ def test_a_message_comes_in_parts_beside_another() -> None:
     long = b"one %s and %5.2f of %d%%\n"
     short = b"%c%-*u|\n"
     parts = [0, *words(long)]
-    first_answers = buffer.ask({0: (FIRST, 0, parts[:3]), 7: (FIRST, 0, [0])})
+    first_answers = buffer.send({0: (FIRST, 0, parts[:3]), 7: (FIRST, 0, [0])})
     numbers = {lane: answer >> 8 for lane, answer in first_answers.items()}
     assert sorted(numbers.values()) == [0, 1]
     assert not any(answer & FIRST for answer in first_answers.values()), (
         "the next part would begin another"
     )
-    buffer.ask({0: (0, numbers[0], parts[3:])})
+    buffer.send({0: (0, numbers[0], parts[3:])})
     # the second message ends first
-    done = buffer.ask({7: (LAST, numbers[7], [*words(short), ord("x"), 4, 21])})
+    done = buffer.send({7: (LAST, numbers[7], [*words(short), ord("x"), 4, 21])})
     assert done == {7: len("x21  |\n")}
     assert buffer.calls.text == b"x21  |\n"
-    buffer.ask({0: (0, numbers[0], words(b"a text of many bytes"))})
-    buffer.ask({0: (LAST, numbers[0], [double(2.5), 9])})
+    buffer.send({0: (0, numbers[0], words(b"a text of many bytes"))})
+    buffer.send({0: (LAST, numbers[0], [double(2.5), 9])})
     assert buffer.calls.text == b"x21  |\none a text of many bytes and  2.50 of 9%\n"
     # the numbers of messages are used again
-    assert buffer.ask({3: (FIRST, 5, [0])})[3] >> 8 == 0
+    assert buffer.send({3: (FIRST, 5, [0])})[3] >> 8 == 0
 
 
 def test_a_message_to_standard_error(capfdbinary) -> None:
     buffer = Buffer()
-    buffer.ask({0: (FIRST | LAST, 0, [ERROR, *words(b"failed")])})
+    buffer.send({0: (FIRST | LAST, 0, [ERROR, *words(b"failed")])})
     assert buffer.calls.text == b""
     assert capfdbinary.readouterr().err == b"failed"
 
@@ -87,12 +87,12 @@ def test_a_message_to_standard_error(capfdbinary) -> None:
 def test_a_part_of_no_message_is_refused(flags: int) -> None:
     buffer = Buffer()
     with pytest.raises(Trap, match="continues a message that it did not begin"):
-        buffer.ask({0: (flags, 3, [1])})
+        buffer.send({0: (flags, 3, [1])})
 
 
 def test_another_service_is_refused() -> None:
     with pytest.raises(Trap, match=r"service 4 of the host \(2 is printf, 3 malloc\)"):
-        Buffer().ask({0: (FIRST, 0, [0])}, service=4)
+        Buffer().send({0: (FIRST, 0, [0])}, service=4)
 
 
 def test_n_writes_nothing() -> None:
@@ -126,7 +126,7 @@ def test_lanes_ask_for_memory_and_free_it() -> None:
     header = buffer.words[HEADERS + 3 :][:3]
     slots = [buffer.words[PAYLOADS + 512 + 8 * lane :][:2] for lane in (0, 2)]
 
-    def ask(*words: tuple[int, int]) -> list[int]:
+    def send(*words: tuple[int, int]) -> list[int]:
         header[:] = [0, 0b101, 1 << 32 | 3]
         for slot, pair in zip(slots, words, strict=True):
             slot[:] = pair
@@ -134,8 +134,8 @@ def test_lanes_ask_for_memory_and_free_it() -> None:
         buffer.calls.serve()
         return [int(slot[0]) for slot in slots]
 
-    assert ask((0, 2 * MIB), (0, 2 * MIB)) == [4 * MIB, 6 * MIB]
-    assert ask((4 * MIB, 0), (0, 4096)) == [0, 4 * MIB]
+    assert send((0, 2 * MIB), (0, 2 * MIB)) == [4 * MIB, 6 * MIB]
+    assert send((4 * MIB, 0), (0, 4096)) == [0, 4 * MIB]
     # without a heap, malloc returns null
     buffer.calls = Hostcalls(buffer.words)
-    assert ask((0, 100), (0, 100)) == [0, 0]
+    assert send((0, 100), (0, 100)) == [0, 0]

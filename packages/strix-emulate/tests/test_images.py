@@ -64,12 +64,12 @@ DEVICE = "hipv4-amdgcn-amd-amdhsa--gfx1151"
 def bundle(*entries: tuple[str, bytes], alignment: int = 1) -> bytes:
     """Return clang's bundle of these targets. clang-offload-bundler aligns the entries."""
     head = bundles.BUNDLE + struct.pack("<Q", len(entries))
-    at = -(-(len(head) + sum(24 + len(name) for name, _ in entries)) // alignment) * alignment
+    start = -(-(len(head) + sum(24 + len(name) for name, _ in entries)) // alignment) * alignment
     blobs = b""
     for name, blob in entries:
-        head += struct.pack("<3Q", at + len(blobs), len(blob), len(name)) + name.encode()
+        head += struct.pack("<3Q", start + len(blobs), len(blob), len(name)) + name.encode()
         blobs += blob
-    return head.ljust(at, b"\0") + blobs
+    return head.ljust(start, b"\0") + blobs
 
 
 def compress(plain: bytes, version: int, method: int) -> bytes:

@@ -68,8 +68,8 @@ def test_descriptor(elf):
 def test_a_kernel_of_no_declared_size_goes_on_to_the_next_symbol(elf):
     symbols = ELFFile(io.BytesIO(elf)).get_section_by_name(".dynsym")
     names = [symbol.name for symbol in symbols.iter_symbols()]
-    at = symbols["sh_offset"] + names.index("add") * symbols["sh_entsize"] + 16
-    (kernel,) = loader.parse(elf[:at] + bytes(8) + elf[at + 8 :], "add")
+    offset = symbols["sh_offset"] + names.index("add") * symbols["sh_entsize"] + 16
+    (kernel,) = loader.parse(elf[:offset] + bytes(8) + elf[offset + 8 :], "add")
     assert kernel.code.startswith(loader.parse(elf, "add")[0].code)
 
 
@@ -130,10 +130,10 @@ def test_every_truncation_is_one_message(elf):
 
 def test_metadata_for_another_wave_is_refused(elf):
     key = b".wavefront_size"
-    at = elf.index(key) + len(key)
-    assert elf[at] == 32
+    offset = elf.index(key) + len(key)
+    assert elf[offset] == 32
     with pytest.raises(LoadError, match="its descriptor is for waves of 32 lanes"):
-        loader.parse(elf[:at] + b"\x40" + elf[at + 1 :], "file")
+        loader.parse(elf[:offset] + b"\x40" + elf[offset + 1 :], "file")
 
 
 def test_command_line(elf, tmp_path):

@@ -154,8 +154,8 @@ def test_locks_and_counters_give_the_same_bits(checks):
     """Waves of several workgroups wait for each other, and the last one computes a sum."""
     results = []
     x = np.arange(8 * 128, dtype=np.int32)
-    for by_c in (True, False):
-        options = Options(checks=checks, native=by_c, budget=1_000_000)
+    for in_c in (True, False):
+        options = Options(checks=checks, native=in_c, budget=1_000_000)
         lock, total, count, out = (np.zeros(1, np.int32) for _ in range(4))
         done = [
             zoo.run(
@@ -188,7 +188,7 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
     by_numpy = []
     record_numpy_steps(monkeypatch, lambda name, group: by_numpy.append(name))
     constants = {"LOCK": True, "MIRROR": mirror, "BLOCK": 128}
-    for by_c in (True, False):
+    for in_c in (True, False):
         by_numpy.clear()
         lock = np.zeros(1, np.int32)
         out = np.zeros(128, np.int32)
@@ -198,20 +198,20 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
             (8,),
             constants,
             *arguments,
-            options=Options(native=by_c, budget=1_000_000),
+            options=Options(native=in_c, budget=1_000_000),
         )
         assert (out == 8).all()
         assert done.notes == []
         accesses = {name for name in by_numpy if name.startswith(("global_", "buffer_", "ds_"))}
         # numpy invalidates caches
-        assert (by_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
+        assert (in_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
         with pytest.raises(Trap, match="race"):
             zoo.run(
                 zoo.locked_tensor,
                 (8,),
                 constants | {"LOCK": False},
                 *arguments,
-                options=Options(native=by_c),
+                options=Options(native=in_c),
             )
 
 
@@ -220,9 +220,9 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
 def test_kernels_give_the_same_bits(causal, checks):
     case = fixtures.attention_case(causal, 100, heads=2)
     results = []
-    for by_c in (True, False):
+    for in_c in (True, False):
         outs, done = fixtures.run_attention(
-            causal, case, options=Options(checks=checks, native=by_c)
+            causal, case, options=Options(checks=checks, native=in_c)
         )
         results.append([*(x.tobytes() for x in outs), done.executed])
     assert results[0] == results[1]
@@ -282,7 +282,7 @@ def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
                 (
                     *(x.tobytes() for x in outs),
                     done.executed,
-                    {at: block.entered for at, block in done.blocks.items()},
+                    {address: block.entered for address, block in done.blocks.items()},
                 )
             )
         monkeypatch.setattr(traces, "find", lambda *_: None)

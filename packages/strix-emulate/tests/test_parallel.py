@@ -61,7 +61,9 @@ def test_results_and_counts_are_those_of_one_core(checks):
     for cores in (1, 2):
         options = Options(checks=checks, cores=cores, batch=1)
         outs, done = fixtures.run_attention(True, case, options=options)
-        entered = {at: block.entered for at, block in done.blocks.items() if block.entered}
+        entered = {
+            address: block.entered for address, block in done.blocks.items() if block.entered
+        }
         results.append(([x.tobytes() for x in outs], done.executed, entered))
         assert done.cores == cores
         assert not done.one_core_reason
@@ -109,11 +111,11 @@ def test_reads_of_what_another_process_writes_are_a_race():
 def test_what_processes_did_is_undone_before_one_core_does_it():
     # the same value in one place is no race, but only one core can decide that
     body = COUNT + "global_store_b32 v2, v3, s[4:5]\n"
-    alone, _ = execute(body, 1)
+    on_one_core, _ = execute(body, 1)
     data, done = execute(body, 2)
     assert done.cores == 1
     assert not done.one_core_reason
-    assert (data == alone).all()
+    assert (data == on_one_core).all()
     assert (data[16:25] == 1).all()
     assert (data[:5] == 7).all()
 
@@ -140,7 +142,7 @@ def test_a_block_that_one_process_finds_is_counted():
     counts = []
     for cores in (2, 1):  # the second launch has the blocks of the first
         _, done = execute(body, cores)
-        counts.append({at: block.entered for at, block in done.blocks.items()})
+        counts.append({address: block.entered for address, block in done.blocks.items()})
         assert done.cores == cores
     assert counts[0] == counts[1]
     assert 5 in counts[0].values()

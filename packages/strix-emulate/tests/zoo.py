@@ -112,13 +112,13 @@ def locked_tensor(lock, out, LOCK: tl.constexpr, MIRROR: tl.constexpr, BLOCK: tl
 
     MIRROR: every other workgroup's waves update the parts that another wave of the others does.
     """
-    at = tl.arange(0, BLOCK)
+    index = tl.arange(0, BLOCK)
     if MIRROR:
-        at = tl.where(tl.program_id(0) % 2 == 1, BLOCK - 1 - at, at)
+        index = tl.where(tl.program_id(0) % 2 == 1, BLOCK - 1 - index, index)
     if LOCK:
         while tl.atomic_cas(lock, 0, 1) == 1:
             pass
-    tl.store(out + at, tl.load(out + at) + 1)
+    tl.store(out + index, tl.load(out + index) + 1)
     tl.debug_barrier()
     tl.atomic_xchg(lock, 0)
 

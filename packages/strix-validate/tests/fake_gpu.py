@@ -61,8 +61,8 @@ class FakeGpu:
         self.die_at = die_at
         self.exit_status = status
         self.last_line = last_line
-        self.change = step or (lambda at, load, number: {})
-        self.read = reading or (lambda at, load: {})
+        self.change = step or (lambda seconds, load, number: {})
+        self.read = reading or (lambda seconds, load: {})
         self.prepared_at = prepared_at
         self.pid = os.getpid()
         self.written = 0.0
@@ -73,15 +73,15 @@ class FakeGpu:
             {"prepare": n, "description": f"{n} of size", "unit": u} for n, u in LOADS.items()
         ]
 
-    def load_at(self, at):
-        turn = int(at - self.prepared_at) // TURN
+    def load_at(self, seconds):
+        turn = int(seconds - self.prepared_at) // TURN
         return turn, list(LOADS)[turn % len(LOADS)]
 
     def lines(self):
         messages = self.begin
         self.begin = []
-        until = min(self.clock.seconds, self.hang_at, self.die_at)
-        while self.written + 0.5 <= until:
+        end = min(self.clock.seconds, self.hang_at, self.die_at)
+        while self.written + 0.5 <= end:
             self.written += 0.5
             if self.written <= self.prepared_at:
                 continue
@@ -116,10 +116,10 @@ class Sensors:
         self.gpu = gpu
 
     def lines(self):
-        at = self.gpu.clock.seconds
-        load = self.gpu.load_at(at)[1] if at >= self.gpu.prepared_at else ""
+        seconds = self.gpu.clock.seconds
+        load = self.gpu.load_at(seconds)[1] if seconds >= self.gpu.prepared_at else ""
         reading = {"temperature_c": 70, "clock_mhz": 2700, "power_w": 110, "gpu_memory_mib": 4000}
-        return [json.dumps(reading | self.gpu.read(at, load))]
+        return [json.dumps(reading | self.gpu.read(seconds, load))]
 
 
 def soak(gpu, *, minutes=60, tree=None, faults=None, keep=lambda row: None, device=GPU):
@@ -137,8 +137,8 @@ def soak(gpu, *, minutes=60, tree=None, faults=None, keep=lambda row: None, devi
     faults = dict(faults or {})
 
     def kernel_faults():
-        due = [at for at in faults if at <= gpu.clock.seconds]
-        return [faults.pop(at) for at in due]
+        due = [seconds for seconds in faults if seconds <= gpu.clock.seconds]
+        return [faults.pop(seconds) for seconds in due]
 
     tree = tree or Tree(Path("/without-a-machine"))
     recorder = Recorder(story, gpu, gpu.sensors, kernel_faults, keep, gpu.clock, tree)

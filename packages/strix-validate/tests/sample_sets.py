@@ -97,9 +97,9 @@ def divide_rows() -> None:
     from liger_kernel.ops import rms_norm
 
     source = inspect.getsource(rms_norm.rms_norm_backward)
-    alone = "sm_count = 1\n"
-    assert alone in source
-    exec(source.replace(alone, f"sm_count = {GPUS[TARGET]}\n"), vars(rms_norm))
+    one_processor = "sm_count = 1\n"
+    assert one_processor in source
+    exec(source.replace(one_processor, f"sm_count = {GPUS[TARGET]}\n"), vars(rms_norm))
 
 
 def main(library: str) -> None:

@@ -328,9 +328,9 @@ def test_command_fails_where_vllm_refuses(form: str, words: str, tmp_path: Path)
 def test_flags_are_the_doctors(tmp_path: Path) -> None:
     tree = Tree(hosts.make(tmp_path, {}))
     fits = command.answer(CONFIGS["Qwen3-30B-A3B"], None, None)
-    here = command.describe("NAME", fits, tree)[-1]
-    assert "vllm serve NAME --gpu-memory-utilization 0.9" in here
-    assert "tokens" in here
+    output = command.describe("NAME", fits, tree)[-1]
+    assert "vllm serve NAME --gpu-memory-utilization 0.9" in output
+    assert "tokens" in output
     large = command.answer(CONFIGS["Qwen3-Next-80B-A3B"], None, None)
     assert "does not fit" in command.describe("NAME", large, tree)[-1]
     unknown = command.answer(CONFIGS["Llama-3.1-8B"] | {"architectures": ["New"]}, None, None)

@@ -114,7 +114,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out():
     ],
 )
 def test_one_wrong_result_after_many_right_ones_fails(fault, words):
-    def step(at, load, number):
+    def step(seconds, load, number):
         return fault if (load, number) == ("product", 500) else {}
 
     story = run(step=step)
@@ -126,12 +126,14 @@ def test_one_wrong_result_after_many_right_ones_fails(fault, words):
 
 
 def test_a_load_that_does_not_repeat_itself_may_differ_within_its_bound():
-    assert not failed(run(step=lambda at, load, number: {"changed": None}))
+    assert not failed(run(step=lambda seconds, load, number: {"changed": None}))
 
 
 @pytest.mark.parametrize("share, expected", [(0.6, {"throttling"}), (0.8, set())])
 def test_a_clock_that_falls_under_load_is_throttling(share, expected):
-    story = run(reading=lambda at, load: {"clock_mhz": 2700 * (share if at > LATE else 1)})
+    story = run(
+        reading=lambda seconds, load: {"clock_mhz": 2700 * (share if seconds > LATE else 1)}
+    )
     assert failed(story) == expected
     result = judge(story)["throttling"]
     assert result.measured["product_lowest_mhz"] == pytest.approx(2700 * share)
@@ -141,17 +143,17 @@ def test_a_clock_that_falls_under_load_is_throttling(share, expected):
 
 
 def test_a_clock_that_is_low_for_some_seconds_or_in_copies_is_not():
-    def reading(at, load):
-        return {"clock_mhz": 900 if load == "copy" or at % 15 < 4 else 2700}
+    def reading(seconds, load):
+        return {"clock_mhz": 900 if load == "copy" or seconds % 15 < 4 else 2700}
 
     assert not failed(run(reading=reading))
 
 
 def test_a_speed_that_falls_is_throttling_without_sensors():
-    def step(at, load, number):
-        return {"rate": 15.0} if at > LATE and load == "attention" else {}
+    def step(seconds, load, number):
+        return {"rate": 15.0} if seconds > LATE and load == "attention" else {}
 
-    story = run(step=step, reading=lambda at, load: {"clock_mhz": None})
+    story = run(step=step, reading=lambda seconds, load: {"clock_mhz": None})
     assert failed(story) == {"throttling"}
     reason = judge(story)["throttling"].reason
     assert "attention_tflops: 30 in the first turn, 15 after 20" in reason
@@ -170,20 +172,24 @@ def test_a_server_that_is_slower_is_no_throttling():
 
 
 def test_what_limits_the_clock_is_named():
-    story = run(reading=lambda at, load: {"limited_by": "GPU temperature"} if at > LATE else {})
+    story = run(
+        reading=lambda seconds, load: {"limited_by": "GPU temperature"} if seconds > LATE else {}
+    )
     assert judge(story)["throttling"].measured["limited_by"] == "GPU temperature"
 
 
 def test_a_cpu_is_not_judged_by_its_clock():
     cpu = Device(type="cpu", architecture="x86_64")
-    story = soak(FakeGpu(Clock(), step=lambda at, load, number: {"rate": 3e4 / at}), device=cpu)
+    story = soak(
+        FakeGpu(Clock(), step=lambda seconds, load, number: {"rate": 3e4 / seconds}), device=cpu
+    )
     assert judge(story)["throttling"].state is State.SKIPPED
 
 
 @pytest.mark.parametrize("last, expected", [(0.45, {"drift"}), (0.21, set())])
 def test_errors_that_grow_within_their_bound_are_a_drift(last, expected):
-    def step(at, load, number):
-        return {"error": 0.2 + (last - 0.2) * at / 3600} if load == "attention" else {}
+    def step(seconds, load, number):
+        return {"error": 0.2 + (last - 0.2) * seconds / 3600} if load == "attention" else {}
 
     story = run(step=step)
     assert failed(story) == expected
@@ -193,13 +199,13 @@ def test_errors_that_grow_within_their_bound_are_a_drift(last, expected):
 @pytest.mark.parametrize(
     "growth, expected",
     [
-        (lambda at: at / 5, {"memory"}),
-        (lambda at: at / 50, set()),  # 70 MiB in an hour
-        (lambda at: 5000 * (at > 1800), set()),  # another program begins
+        (lambda seconds: seconds / 5, {"memory"}),
+        (lambda seconds: seconds / 50, set()),  # 70 MiB in an hour
+        (lambda seconds: 5000 * (seconds > 1800), set()),  # another program begins
     ],
 )
 def test_memory_of_the_gpu_that_grows_is_a_leak(growth, expected):
-    story = run(reading=lambda at, load: {"gpu_memory_mib": 4000 + growth(at)})
+    story = run(reading=lambda seconds, load: {"gpu_memory_mib": 4000 + growth(seconds)})
     assert failed(story) == expected
     assert not expected or "gpu memory grows" in judge(story)["memory"].reason
 
@@ -238,7 +244,7 @@ def test_a_fault_in_the_kernels_log_fails():
 
 
 def test_what_cannot_be_read_is_skipped_with_its_reason():
-    story = run(reading=lambda at, load: {"absent": "nvidia-smi ended with status 9"})
+    story = run(reading=lambda seconds, load: {"absent": "nvidia-smi ended with status 9"})
     story.kernel_absent = "/dev/kmsg: Operation not permitted"
     for row in story.samples:
         row.update(dict.fromkeys(telemetry.COLUMNS))
@@ -298,10 +304,10 @@ def test_a_row_of_the_table_is_on_the_disk_at_once_and_no_table_is_overwritten(t
 
 
 def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
-    def step(at, load, number):
+    def step(seconds, load, number):
         return {"error": 40.0} if (load, number) == ("copy", 50) else {}
 
-    story = run(step=step, reading=lambda at, load: {"power_w": None})
+    story = run(step=step, reading=lambda seconds, load: {"power_w": None})
     checks = [record.make_check_record("soak", result) for result in verdicts.judge(story)]
     (sensors,) = [check for check in checks if check.id == "soak/sensors"]
     assert len(sensors.measured["series"]["minutes"]) == 515  # spans of 7 seconds
@@ -313,7 +319,7 @@ def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
 
 
 def test_a_series_is_thinned_by_means():
-    story = run(minutes=20, reading=lambda at, load: {"temperature_c": at})
+    story = run(minutes=20, reading=lambda seconds, load: {"temperature_c": seconds})
     series = verdicts.thin_samples(story, 100)
     assert len(series["minutes"]) == len(series["load"]) == 93
     assert series["temperature_c"][1] == pytest.approx(sum(range(13, 26)) / 13)

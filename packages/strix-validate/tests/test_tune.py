@@ -63,9 +63,9 @@ def store_in(folder: Path, *trials: dict) -> Store:
     return store
 
 
-def open_session(store: Store, sensors=None, rounds: int = 3, **more) -> session.Session:
+def open_session(store: Store, sensors=None, rounds: int = 3, **options) -> session.Session:
     """Return a session on the CPU."""
-    return session.Session(store, "cpu", store.folder, 1, print, sensors, rounds=rounds, **more)
+    return session.Session(store, "cpu", store.folder, 1, print, sensors, rounds=rounds, **options)
 
 
 class FakeSensors:
@@ -211,8 +211,8 @@ def test_the_fastest_right_tile_is_taken(tmp_path: Path, fake: None) -> None:
     assert tuned.trials[1].milliseconds[0] < tuned.trials[0].milliseconds[0]
     store.write_files()
     assert json.loads((tmp_path / "flash-attn.json").read_text())["tiles"] == {KEY: tile(20)}
-    again = Store(tmp_path)
-    assert again.load() == store.record
+    reopened = Store(tmp_path)
+    assert reopened.load() == store.record
     shared = record.describe_for_upstream(store.record)
     assert "M=20 N=32" in shared
     assert "wrong: out" in shared
@@ -224,12 +224,12 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, fake: None) -> None:
     store = store_in(tmp_path, tile(20))
     tuned = open_session(store, rounds=1).tune(problem(), 6)
     first = [list(trial.milliseconds) for trial in tuned.trials]
-    again = Store(tmp_path)
-    again.record = again.load()
-    resumed = again.record.tuned[problem().name]
+    reopened = Store(tmp_path)
+    reopened.record = reopened.load()
+    resumed = reopened.record.tuned[problem().name]
     assert len(resumed.clocks) == 1
     resumed.is_done = False
-    open_session(again, rounds=2).tune(problem(), 6)
+    open_session(reopened, rounds=2).tune(problem(), 6)
     assert [trial.milliseconds[:1] for trial in resumed.trials] == first
     assert [len(trial.milliseconds) for trial in resumed.trials] == [2, 2]
 
@@ -306,11 +306,11 @@ def test_what_is_clearly_faster(packaged: list, milliseconds: list, is_chosen: b
     assert bool(tuned.best.configuration) == is_chosen
 
 
-def measured(library: str, key: str, ms: float, **more) -> Tuned:
+def measured(library: str, key: str, ms: float, **fields) -> Tuned:
     """Return a problem whose first configuration took 10 ms, and whose second took `ms`."""
     trials = [Trial(configuration={}, milliseconds=[10]), Trial(configuration=tile(7))]
     trials[1].milliseconds = [ms]
-    return Tuned(library=library, key=key, trials=trials, clocks=[2900], is_done=True, **more)
+    return Tuned(library=library, key=key, trials=trials, clocks=[2900], is_done=True, **fields)
 
 
 def test_what_each_library_reads(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_what_each_library_reads(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this machine match BINDING."""
     monkeypatch.setattr(command.record, "read_binding", lambda device: BINDING)
     monkeypatch.setattr(command.host, "describe_device", lambda kind: GPU)
@@ -354,7 +354,7 @@ def tune(*arguments: str | Path):
     return CliRunner().invoke(cli.app, ["tune", *map(str, arguments)])
 
 
-def test_variables_for_a_shell(tmp_path: Path, here: None) -> None:
+def test_variables_for_a_shell(tmp_path: Path, machine: None) -> None:
     store = store_in(tmp_path / "a folder")
     store.record.tuned = {"a": measured("flash-attn", KEY, 5)}
     store.write()
@@ -383,7 +383,7 @@ def test_variables_for_a_shell(tmp_path: Path, here: None) -> None:
     ],
 )
 def test_a_stale_record_sets_no_variable(
-    tmp_path: Path, here: None, change: dict, message: str
+    tmp_path: Path, machine: None, change: dict, message: str
 ) -> None:
     store = store_in(tmp_path)
     store.record.tuned = {"a": measured("flash-attn", KEY, 5)}
@@ -426,7 +426,7 @@ def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
 @skip_without("triton")
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES])
 def test_a_record_that_cannot_be_written(
-    tmp_path: Path, here: None, error: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, machine: None, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a full disk or another user's folder, the command ends before it compiles."""
 
@@ -489,7 +489,7 @@ def test_what_the_new_tiles_need_is_compiled(
 )
 def test_how_a_run_ends(
     tmp_path: Path,
-    here: None,
+    machine: None,
     error: BaseException,
     status: int,
     message: str,
@@ -514,7 +514,7 @@ def test_how_a_run_ends(
 
 @skip_without("triton")
 def test_a_second_model_joins_the_record(
-    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results for the first model are kept, and are not measured again."""
     store = store_in(tmp_path)
