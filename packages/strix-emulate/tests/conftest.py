@@ -7,7 +7,7 @@ import pytest
 from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
 
-# the collector would visit all decoded kernels, which stay in memory, for a third of the CPU time
+# decoded kernels stay in memory, and visiting them would take the collector a third of the CPU time
 gc.set_threshold(10_000, 10, 100)
 
 

@@ -91,7 +91,7 @@ def memory() -> dict:
     for pointer in pointers[::2] + pointers[1::2]:
         assert hip.hipFree(pointer) == 0
     results["first again"] = allocate(100).value == min(x.value for x in pointers)
-    # twice, all memory but some pages: freed memory is used again if there is no other
+    # allocate nearly all memory twice: freed memory is used again if there is no other
     nearly_all = c_size_t(total.value - (4 << 20))
     for _ in range(2):
         assert call("hipMalloc", byref(p), nearly_all) == "hipSuccess"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run Triton's AMD driver on the emulated device; print the largest error of each kernel as JSON.
 
-Driver, C launcher and argument packing are Triton's, unmodified. torch is a mock. The driver gets
-the current device and stream from it, and the autotuner gets events.
+Driver, C launcher and argument packing are Triton's, unmodified. torch is a mock, which
+gives the driver the current device and stream, and the autotuner events.
 """
 
 import ctypes

@@ -188,10 +188,11 @@ def run_attention(causal: bool, case, instructions=None, options=None, arch="gfx
 
 
 def mutation_cases(causal: bool) -> list:
-    """Return the cases by which faults are judged. Last blocks have 31, 3, 1, 25 and 1 keys.
+    """Return the cases by which faults are judged.
 
-    One case has two heads. One is smaller than a block, and crosses 4 GiB inside it. One has a
-    single row. In the last one, the result depends on maxima.
+    Their last blocks have 31, 3, 1, 25, 1 and 1 keys. The second case has two heads. The fourth is
+    smaller than a block, in which its addresses cross 4 GiB. The fifth has a single row. In the
+    sixth, the result depends on the maxima.
     """
     return [
         attention_case(causal, 127),

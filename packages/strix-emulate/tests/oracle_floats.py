@@ -243,7 +243,7 @@ def _division_fix(form: tuple, underflow: int | None) -> Callable:
 
 
 def _division_fma(form: tuple, power: int) -> Callable:
-    """Return V_DIV_FMAS: with the flag, it scales up if the addend is large, and otherwise down."""
+    """Return V_DIV_FMAS. The flag scales the result: up if the addend is large, otherwise down."""
     bias = form[2]
 
     def run(a: int, b: int, c: int, flag: int) -> int:

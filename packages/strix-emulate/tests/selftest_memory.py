@@ -342,7 +342,7 @@ def _scalar(name: str, words: int) -> Iterator[Case]:
 
 
 def _counter_case(name: str) -> Case:
-    """Count twice: 20 lanes, then all lanes. By M0, the counter is in the cell of thread 2."""
+    """Count twice: 20 lanes, then all lanes. M0 places the counter in the cell of thread 2."""
     data, cells = _random(name)
     body = (
         TO_LDS

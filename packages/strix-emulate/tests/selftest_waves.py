@@ -22,7 +22,7 @@ def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
         for i in range(rounds):
             V = [[random_bits(rng) for _ in range(LANES)] for _ in range(REGISTERS)]
             S = [random_bits(rng) for _ in range(SCALARS)]
-            # also without lane 0, and without any lane, for which V_READFIRSTLANE has a rule
+            # all lanes, lanes without lane 0, or no lane, for which V_READFIRSTLANE has a rule
             S[EXEC] = (0xFFFFFFFF, rng.getrandbits(31) << 1 | 1 << 31, 0)[i % 3] & 0xFFFFFFFF
             _compare(name, make(rng), V, S, report)
     for name, make in oracle_waves.MATRICES.items():
@@ -34,7 +34,7 @@ def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
 
 
 def _matrices(name: str, draw) -> list[list[int]]:
-    """Return registers: v8 to v15 have the addend, later ones A and B, as lanes 16 to 31 have."""
+    """Return registers with the addend below v16, and A and B above, repeated in lanes 16 to 31."""
     _, _, result, _, source = name.split("_")
     shape = (REGISTERS, LANES)
     bits = draw.integers(1 << 32, size=shape, dtype=np.uint32)

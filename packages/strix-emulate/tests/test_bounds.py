@@ -163,7 +163,7 @@ def test_elf(name: str, elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  #
 
 
 def test_kernels_without_a_size(elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """Their ends are found by bisection: comparisons of all symbols took minutes."""
+    """Their ends are found by bisection. Comparisons of all symbols would take minutes."""
     starts = list(range(0, 1 << 20, 8))
     lookups: list[int] = []
 
@@ -185,7 +185,7 @@ def make_overlapping_pack(data: bytes, count: int) -> bytes:
 
 
 def test_a_pack_whose_entries_overlap(elf: bytes) -> None:  # noqa: F811
-    """Once, such a pack of ten kilobytes took eight gigabytes."""
+    """Unpacked without this check, such a pack of ten kilobytes would take eight gigabytes."""
     pack = make_overlapping_pack(bytes(1 << 24), 64)
     assert len(pack) < 10_000
     with pytest.raises(LoadError, match="^pack: AKS2 entries overlap"):

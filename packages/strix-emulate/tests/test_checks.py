@@ -67,7 +67,7 @@ def test_counted_waits_are_in_order():
 
 
 def test_halves_of_one_register_may_be_loaded_at_once():
-    """Loads that one counter keeps in order need no wait. Newer LLVM and hipBLASLt rely on it."""
+    """Loads that one counter keeps in order need no wait. Newer LLVM and hipBLASLt rely on that."""
     first = LOAD + "global_load_{} v2, v1, s[4:5]\n"
     body = first + "global_load_d16_hi_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n" + STORE
     assert (execute(body.format("d16_b16")) == np.arange(64) * 0x10001).all()
@@ -80,7 +80,7 @@ def test_halves_of_one_register_may_be_loaded_at_once():
 
 
 def test_the_other_half_of_a_register_that_is_loaded():
-    """On GFX11, a vector operation must wait for it, a store need not (LLVM: d16-write-vgpr32)."""
+    """On GFX11, vector operations must wait for the load, stores need not (d16-write-vgpr32)."""
     first = LOAD + "global_load_d16_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n"
     first += "global_load_d16_{}_b16 v2, v1, s[4:5]\n{}\ns_endpgm\n"
     hi = first.replace("{}", "hi", 1)
@@ -142,7 +142,7 @@ def test_lds_race(missing):
 
 
 def test_lds_load_that_still_runs_at_a_barrier():
-    """It may read a later store of another wave: LLVM's model orders only completed loads."""
+    """Such a load may read a later store of another wave: only completed loads are ordered."""
     wait = "s_waitcnt lgkmcnt(0)\n"
     again = "{}\ns_barrier\nds_store_b32 v1, v1\n" + wait + STORE
     body = EXCHANGE.removesuffix(wait + STORE) + again
@@ -153,7 +153,7 @@ def test_lds_load_that_still_runs_at_a_barrier():
 
 
 def test_store_that_outlives_barriers_is_ordered_once_it_is_awaited():
-    """This also holds for waves that took different branches meanwhile."""
+    """The store is also ordered if waves took different branches meanwhile."""
     body = (
         LOAD
         + """
@@ -373,7 +373,7 @@ def test_barrier_that_not_all_living_waves_reach():
 
 
 def test_waves_end_one_after_the_other():
-    """As in a forward substitution, the living waves meet, and read the value of the last one."""
+    """As in a forward substitution, living waves meet, and one reads the value of the last one."""
     body = (
         LOAD
         + """

@@ -173,7 +173,7 @@ def _wait_until(condition) -> bool:
 
 
 def test_the_server_ends_with_its_client(folder: Path) -> None:
-    """It ends even in the middle of a kernel, and leaves no files."""
+    """The server ends even in the middle of a kernel, and leaves no files."""
     mark = f"client-{os.getpid()}"
     client = _begin(folder, mark, "long", folder / "forever.hsaco")
     (server,) = _find_servers(mark)

@@ -220,7 +220,8 @@ def test_bytes_and_text_agree_in_every_encoding():
     assert differences == []
     # all mnemonics that the machine executes and gfx1151 has
     real = selftest.real_mnemonics(program.supported_mnemonics())
-    alias = {"v_cvt_pkrtz_f16_f32"}  # of v_cvt_pk_rtz_f16_f32
+    # another name of v_cvt_pk_rtz_f16_f32
+    alias = {"v_cvt_pkrtz_f16_f32"}
     assert real - names - _VERBATIM - alias <= _WITHOUT_OPERANDS
     assert len(names) > 1000
 
@@ -236,7 +237,7 @@ def test_no_instruction_begins_another():
             ((at, size, text),) = llvm.disassemble(raw, max_instructions=1)
             if length == len(ins.code):
                 assert (size, " ".join(text.split())) == (length, ins.text)
-                # from the cache
+                # the second result is from the cache
                 assert llvm.disassemble(raw, max_instructions=1) == [(at, size, text)]
             else:
                 assert not text or size > length, ins

@@ -113,7 +113,7 @@ def test_fma_of_float64_rounds_once():
 
 
 def test_exp_and_log_are_within_half_an_ulp():
-    """The document allows an error of 1 ulp. numpy's vector code for float32 had up to 2.7."""
+    """The document allows an error of 1 ulp. numpy's vector code for float32 errs by up to 2.7."""
     x = np.linspace(0.01, 100, LANES * 40, dtype=np.float32).reshape(40, LANES)
     g = run("v_exp_f32 v2, v1\nv_log_f32 v3, v1", waves=40, v1=x)
     for register, exact_ in ((2, np.exp2(x.astype(float))), (3, np.log2(x.astype(float)))):
@@ -139,7 +139,7 @@ def test_output_modifiers():
     assert (g.F[3][0] == 36).all()
     assert (g.F[4][0] == 4.5).all()
     assert (g.V[5][0] == 0).all()
-    # they have no effect in IEEE mode, and if denormals are kept
+    # output modifiers have no effect in IEEE mode, or if denormals are kept
     for mode in ({}, flushing | {"ieee": True}, flushing | {"denormals_32": True}):
         g = run(scaled, mode=mode, v0=f32(-0.0), v1=f32(3))
         assert (g.F[3:5, 0] == 9).all()
@@ -147,7 +147,7 @@ def test_output_modifiers():
 
 
 def test_a_dot_product_of_halves_ignores_clamp():
-    """Hardware ignores it, too: ROCm's device library always sets the bit."""
+    """Hardware ignores clamp, too: ROCm's device library always sets the bit."""
     ones = 0x3C003C00
     minus_two = 0xC000C000
     g = run("v_dot2_f32_f16 v2, v0, v1, 1.0 clamp", v0=ones, v1=minus_two)
@@ -166,7 +166,7 @@ def test_a_dot_product_of_halves_ignores_clamp():
     ],
 )
 def test_a_fraction_in_a_dot_product_is_its_low_half(name, one_bits, two_bits):
-    """Triton multiplies bfloat16 in this way. Once, the low half of a float32 (0) was used."""
+    """Triton multiplies bfloat16 in this way. The low half of a float32 would be 0."""
     for sources in ("v0, 2.0", "2.0, v0"):
         g = run(f"v_dot2_{name} v2, {sources}, 0", v0=one_bits)
         assert (g.V[2][0] & (0xFFFFFFFF if "f32" in name else 0xFFFF) == two_bits).all()

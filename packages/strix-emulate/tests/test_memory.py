@@ -89,7 +89,7 @@ def test_a_buffer_that_is_swizzled() -> None:
 
 
 def test_records_that_nobody_has() -> None:
-    """A store beyond the buffer's range does nothing. In range, but beyond the array, it traps."""
+    """A store beyond the buffer's range does nothing. In range, but off the array, it traps."""
     stored = records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0")
     assert stored == [0] * 32
     with pytest.raises(Trap, match="do not lie in an argument's array"):
@@ -149,7 +149,7 @@ def test_the_counter_of_a_flat_load_is_that_of_its_aperture(where, wait):
 
 
 def test_a_flat_store_to_lds_ends_with_lgkmcnt():
-    """Without such a wait before the barrier, it is a race."""
+    """Without such a wait before the barrier, the store is a race."""
     store = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v4, v1\nv_mov_b32 v5, s13\n"
     store += "flat_store_b32 v[4:5], v0\ns_waitcnt {}\ns_barrier"
     body = EXCHANGE.replace("ds_store_b32 v1, v0\ns_waitcnt lgkmcnt(0)\ns_barrier", store)

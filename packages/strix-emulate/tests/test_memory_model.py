@@ -132,7 +132,7 @@ SWAPS = [
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("name", SWAPS)
 def test_the_first_load_of_a_swap_loop_is_no_race(swaps, name, native) -> None:
-    """This holds for any load: to scalar registers, of pairs, several words, or other offsets."""
+    """The load may be any load: to scalar registers, of pairs, several words, or other offsets."""
     kind = {"native": native, "batch": 8}
     assert run(swaps[name], 12, 64, **kind) == (24, [])
 

@@ -181,7 +181,7 @@ def test_locks_and_counters_give_the_same_bits(checks):
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch):
-    """C checks such accesses if each wave's cells follow those of the previous wave.
+    """C checks these accesses if each wave's cells follow those of the previous wave.
 
     numpy would take most of the time. Without the lock both find a race.
     """
@@ -311,7 +311,7 @@ def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
         assert max(traced) > 0
         with pytest.raises(Trap, match=r"race.*a write"):
             execute(_TURNS.format(store, end.format("")), lds=8192)
-    # stores of the previous turn: the 15th turn has none
+    # the stores are of the previous turn, because the 15th turn has none
     before = f"s_branch over\nlate:\n{exchange.format('')}\ns_branch join\nover:"
     with pytest.raises(Trap, match=r"race.*a write"):
         execute(_TURNS.format(store, before), lds=8192)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Waves of 64 lanes equal two waves of 32, unless lanes exchange data; that has its own tests."""
+"""Waves of 64 lanes equal two waves of 32, unless lanes exchange data, as separate tests do."""
 
 import random
 

@@ -242,7 +242,7 @@ ATOMIC_CASES += [("xchg", "i32"), ("xchg", "fp32")]
 @pytest.mark.parametrize("cells", [7, 1])
 @pytest.mark.parametrize(("op", "kind"), ATOMIC_CASES)
 def test_atomics(op, kind, cells):
-    """Atomics may have any order: sums of small integers are exact. Old values are tested, too."""
+    """Atomics may have any order, but sums of small integers are exact. Old values are tested."""
     n = 100
     x = np.arange(1, n + 1).astype(TYPES[kind])
     if op != "xchg":

@@ -110,7 +110,8 @@ def locked(lock, total, count, x, BLOCK: tl.constexpr):
 def locked_tensor(lock, out, LOCK: tl.constexpr, MIRROR: tl.constexpr, BLOCK: tl.constexpr):
     """A spin lock around an update of a tensor by all waves of a workgroup.
 
-    MIRROR: every other workgroup's waves update the parts that another wave of the others does.
+    With MIRROR, every second workgroup updates the tensor in reverse, so that each of its waves
+    updates elements that another wave of the other workgroups updates.
     """
     index = tl.arange(0, BLOCK)
     if MIRROR:

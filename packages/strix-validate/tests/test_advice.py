@@ -26,7 +26,7 @@ def test_each_parser_is_in_vllms_registries() -> None:
 
 
 def test_each_family_is_one_of_transformers_or_vllms() -> None:
-    """A family name that neither has would never match a model."""
+    """A family name that neither transformers nor vLLM has would never match a model."""
     kinds = [kind for row in ADVICE["parsers"] for kind in row["types"]]
     assert len(kinds) == len(set(kinds))
     # These are vLLM's names, or those of models' own files.
@@ -151,7 +151,7 @@ def test_a_format_that_is_refused_has_an_instead(form: str) -> None:
 
 @pytest.mark.parametrize("form", ACCEPTED)
 def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
-    """ROCm/vllm#958 and others: `models` once ended with exit status 2, without advice."""
+    """From ROCm/vllm#958 and others: `models` gives advice, and does not end with status 2."""
     result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
     assert not result.refusal
     assert ACCEPTED[form] in result.parts["linear"]

@@ -183,7 +183,7 @@ def test_ubuntu_24_04_has_the_fixes_in_older_kernels(release, tmp_path):
 
 @pytest.mark.parametrize("machine", hosts.MACHINES)
 def test_what_pixi_detects(machine, tmp_path):
-    """tests/integration/test_detection.py tests that py-rattler detects the same."""
+    """tests/integration/test_detection.py tests that py-rattler detects the same packages."""
     files, expected = hosts.MACHINES[machine]
     assert detect(Tree(hosts.make(tmp_path, files))) == expected
 

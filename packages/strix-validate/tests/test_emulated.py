@@ -102,7 +102,7 @@ def test_broken_child(answered):
 
 
 def test_without_a_disassembler_it_is_skipped(answered):
-    """Search it in another process: this one may already have found the disassembler."""
+    """The search is in a new process, because this one may already have found a disassembler."""
     search = "from strix_emulate import find_disassembler; find_disassembler()"
     environment = os.environ | {"STRIX_EMULATE_LIBLLVM": "/nowhere"}
     command = [sys.executable, "-c", search]

@@ -185,7 +185,7 @@ def test_wrong_flash_attn_is_caught(name):
 
 
 def test_cases_are_listed_without_their_tensors(monkeypatch):
-    """Each run lists all cases. With their tensors, this took half the time of three checks."""
+    """Each run lists all cases. Making their tensors would take half the time of three checks."""
     with monkeypatch.context() as patch:
         patch.setattr(torch, "randn", None)
         listed = list(flash_cases.cases(torch.float16))
@@ -220,7 +220,7 @@ def test_a_yardstick_that_is_not_finite_is_an_error():
 
 
 def test_a_gradient_of_zeros_may_have_the_rounding_of_its_terms():
-    """With one key, dk cancels to zero. Computed alone, it has no other gradient as a bound."""
+    """With one key, dk cancels to zero. For dk alone, no other gradient gives a bound."""
     exact = {"dk": torch.zeros(3).double()}
     terms = {"dk": torch.full((3,), 8.0).double()}
     bound = comparison.bounds(exact, exact, terms, torch.float16)["dk"]

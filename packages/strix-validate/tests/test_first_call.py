@@ -38,7 +38,7 @@ STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1
 
 
 def find_kernels_by_call(calls: Sequence[Call]) -> list[set[str]]:
-    """Return the kernels of each call. A set, because Triton looks up a refused kernel again."""
+    """Return the set of kernels of each call. Triton looks up a refused kernel more than once."""
     answers = triton_modes.run(calls, "ask").calls
     errors = [answer.error for answer in answers if answer.error]
     assert not errors

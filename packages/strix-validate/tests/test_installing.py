@@ -108,7 +108,7 @@ def test_pixis_home_may_be_elsewhere(tmp_path, monkeypatch):
 
 
 def test_an_environment_of_pixi_outside_of_its_workspace(tmp_path, monkeypatch):
-    """pixi's option detached-environments puts it there."""
+    """With pixi's option detached-environments, the environment is outside of the workspace."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     prefix = make_environment(tmp_path, ".cache/rattler/cache/envs/mine-1a2b/envs/default", None)
     assert suggest_installation("strix-emulate", prefix) == "conda install strix-emulate"

@@ -269,7 +269,7 @@ def test_no_model(tmp_path: Path, config: str) -> None:
 
 
 def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, these kernels were missing, and Mistral's first call with flash-attn compiled them."""
+    """Without these kernels, Mistral's first call with flash-attn would compile them."""
     monkeypatch.setattr(warm.packages, "has", lambda name: True)
     monkeypatch.setattr(flash_calls, "has_aiter", lambda: True)
     file = tmp_path / "config.json"

@@ -72,7 +72,7 @@ def test_what_is_no_release(text):
 
 
 def test_rows_are_half_open():
-    """A row contains its first build, but not the build after its last one. Each has a link."""
+    """A row contains its first build, but not the build after its last one. Each row has a link."""
     tails = {"ubuntu": "-generic", "ubuntu-oem": "-oem", "upstream": ""}
     for row in kernel_release.read_table().faulty:
         assert row.source.startswith("https://")

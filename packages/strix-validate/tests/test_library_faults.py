@@ -220,7 +220,7 @@ def test_a_broken_process_fails_one_check_only(fault, reason, monkeypatch, tmp_p
     mark = tmp_path / "waits"
 
     class Impatient(subprocess.Popen):
-        """Its timeout expires when the child hangs or is slow, on a machine of any speed."""
+        """A process whose timeout expires when it hangs or is slow, on a machine of any speed."""
 
         def wait(self, timeout=None):
             while timeout and self.poll() is None:

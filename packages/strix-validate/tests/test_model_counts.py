@@ -42,7 +42,7 @@ def count(config: dict) -> float | None:
 
 @pytest.mark.parametrize("kind", FAMILIES["families"])
 def test_a_lower_bound_is_never_more_than_the_truth(kind: str) -> None:
-    """This holds for each family whose count is called exact or a lower bound, not an estimate."""
+    """Families whose count is called exact or a lower bound are tested, but not estimates."""
     for name, config, total in rows():
         if name == kind and model_memory.is_counted(config):
             counted = count(config)
@@ -124,7 +124,7 @@ def test_a_default_stands_for_a_key_that_is_missing(name: str) -> None:
 
 
 def test_an_encoder_that_leaves_keys_out() -> None:
-    """Once, this raised KeyError('intermediate_size'). transformers' class has the default 4304."""
+    """The config lacks intermediate_size, for which transformers' class has the default 4304."""
     config = SHAPES["Qwen3.6-35B-A3B"]
     short = config | {"vision_config": {"model_type": "qwen3_5_moe", "out_hidden_size": 2048}}
     assert model_memory.weights(short) == model_memory.weights(config)
@@ -175,7 +175,7 @@ def test_patterns_of_hybrid_models(name: str) -> None:
 
 
 def test_nemotron_fits_where_it_does() -> None:
-    """Once, this was "at least 190.6 GiB", as if each layer had experts. The files have 63 GB."""
+    """With experts in each layer, it would be "at least 190.6 GiB". The files have 63 GB."""
     config = THREADS["Nemotron-3-Nano-30B-A3B"]
     assert model_memory.weights(config) / 1e9 == pytest.approx(63.2, rel=0.005)
     assert model_memory.uncounted(config) == []
@@ -203,7 +203,7 @@ def test_a_format_takes_no_more_than_its_weights(name: str, form: str) -> None:
 
 
 def test_the_text_of_an_omni_model() -> None:
-    """Once, the message was "no attention heads". vLLM serves the thinker."""
+    """The attention heads are those of the thinker, which is the part that vLLM serves."""
     result = answer.answer(THREADS["Qwen3-Omni-30B-A3B"], None, None)
     assert result.token == 48 * 2 * 2 * 4 * 128
     assert result.weights_prefix == "at least "

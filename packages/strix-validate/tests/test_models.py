@@ -80,7 +80,7 @@ ALLOCATES = {
 def list_differences(config: dict, answer: dict) -> list[str]:
     """Return the differences between vLLM's answer and the rows of the table."""
     rows = table.find_rows(config)
-    # a row that is chosen and then refused is refused by the device, which is missing here
+    # if vLLM chooses a kernel and then refuses it, the device is the reason; here is no device
     if refused := [row.refused for row in rows if row.refused and not row.chosen]:
         return [words for words in refused if words not in answer.get("error", "")]
     expected: dict[str, set[str]] = {}
@@ -174,7 +174,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_model_of_2026_ends_the_command(name: str) -> None:
-    """Once, a model without dense layers raised KeyError. An unknown format or part is named."""
+    """Some of these models have no dense layers. A refusal names the unknown format or part."""
     assert name in PARAMETERS
     answer = command.answer(SHAPES[name], None, None)
     text = "\n".join(command.describe("NAME", answer, Tree()))

@@ -45,7 +45,7 @@ def test_record_survives_its_own_json(tmp_path):
     ],
 )
 def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, reason):
-    """The comparison is judged in a result, and in a record that somebody wrote by hand."""
+    """Such a comparison fails in a new result, and in a record that somebody wrote by hand."""
     passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
     written = record.make_check_record("x", passed)
     assert written.state is State.FAILED

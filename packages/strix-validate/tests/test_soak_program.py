@@ -95,7 +95,7 @@ def test_a_real_hang_ends_with_what_ran_and_leaves_no_process(tmp_path, monkeypa
 
 
 def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
-    """The worker reports it, the recorder reads it, and only the check of its load fails."""
+    """The worker reports the number, the recorder reads it, and only that load's check fails."""
     folder = tmp_path / "records"
 
     keep = command.SoakRecord.keep

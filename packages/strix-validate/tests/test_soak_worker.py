@@ -76,7 +76,7 @@ def test_a_wrong_gradient_is_seen(monkeypatch):
 
 
 def test_a_call_that_writes_nothing_is_seen(load, monkeypatch):
-    """It returns the memory of the previous call, whose numbers were correct."""
+    """Such a call returns the memory of the previous call, whose numbers were correct."""
     correct_call = load.call
     earlier = []
 
@@ -137,7 +137,7 @@ def test_a_tensor_that_does_not_repeat_itself_does_not_excuse_the_others(monkeyp
 
 
 def test_each_tensor_has_its_turn_on_the_cpu(monkeypatch):
-    """A GPU whose comparisons wrongly find no error cannot hide one."""
+    """The CPU finds an error even if the GPU's own comparisons wrongly find none."""
     attention = loads.AttentionLoad("cpu")
     attention.prepare()
     monkeypatch.setattr(attention, "_error", lambda results, names: torch.zeros(()))

@@ -68,7 +68,7 @@ SIZE = 512 * 4 + 512 * 288 + 2000 * 420
 
 
 def test_a_gguf_file_is_answered(tmp_path: Path) -> None:
-    """Once, such a file was refused because of its name."""
+    """Neither the file nor its folder has a config.json."""
     file = write(tmp_path / "model-Q4_K_M.gguf")
     status, output = run(file)
     assert status == 0
@@ -162,7 +162,8 @@ def key(name: str, kind: int, value: bytes) -> bytes:
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
 
 
-#: Impossible lengths. Once, such arrays looped without end or filled the memory.
+#: Impossible lengths and damaged headers. Without limits, the arrays would make a reader loop
+#: without end or fill the memory.
 HOSTILE = {
     "an array without end": header(key("a", 9, struct.pack("<IQ", 0, 1 << 62))),
     "arrays in arrays": header(key("a", 9, struct.pack("<IQ", 9, 1) * 100_000)),
@@ -221,7 +222,7 @@ PARAMS = {
 
 
 def test_a_params_json_alone(tmp_path: Path) -> None:
-    """Once, the message was "no config.json"."""
+    """The folder has no config.json."""
     (tmp_path / "params.json").write_text(json.dumps(PARAMS))
     status, output = run(tmp_path)
     assert status == 0
@@ -260,7 +261,7 @@ def adapter(folder: Path, **changes: object) -> Path:
 
 
 def test_a_loras_folder(tmp_path: Path) -> None:
-    """The answer is about its base model, with flags that load both. Once, there was none."""
+    """The answer is about the base model, with flags that load the base model and the LoRA."""
     folder = adapter(tmp_path / "lora")
     status, output = run(folder)
     assert status == 2

@@ -51,7 +51,7 @@ def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.MODULE)
 def test_without_a_package_its_checks_are_skipped(package, monkeypatch):
-    """Each skip has its reason in skips.toml. "said" then has the original message."""
+    """Each skip has its reason in skips.toml. The field "said" keeps the original message."""
     monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: None)
     name = f"{package.__name__.rpartition('.')[2]}-{next(iter(package.COMPILED))}"
     only = [f"kernels/{name.removeprefix('flash_cases-')}"]
@@ -283,7 +283,7 @@ def test_what_8_bits_cost(causal, head_dim):
 @pytest.mark.skipif(not os.environ.get("TRITON_FAULTS"), reason="TRITON_FAULTS is not set")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
-    """The named check catches the fault. TRITON_FAULTS=1 enables this; all take some minutes."""
+    """The named check catches the fault. TRITON_FAULTS=1 enables this test, which takes minutes."""
     file, text, replacement, case = FAULTS[fault]
     package = file.partition("/")[0]
     spec = importlib.util.find_spec(package)

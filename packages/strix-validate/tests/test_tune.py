@@ -111,7 +111,7 @@ def test_the_worst_of_several_kernels_counts() -> None:
 
 
 def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the largest tiles that spill no more than the packaged one. Others have a reason."""
+    """The list has the largest tiles that spill no more than the packaged one, or a reason."""
     costs = {64: COST, 32: COST, 128: replace(COST, scratch=8), 16: COST, 8: COST}
 
     def look_up(calls, cache, jobs):
@@ -413,7 +413,7 @@ def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) ->
 
 @pytest.mark.parametrize("content", ["", "[]", '{"models": 3}', "\0", '{"models": []'])
 def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
-    """It is not overwritten, because its owner must decide."""
+    """The record is not overwritten, because its owner must decide."""
     (tmp_path / "record.json").write_text(content)
     for arguments in (("--env",), ("--share",)):
         result = tune(*arguments, "--output", tmp_path)

@@ -149,7 +149,7 @@ def test_faults_of_a_kernel():
 
 
 def test_a_cpu_passes_and_json_is_alone_on_stdout():
-    """These are all checks of the size that suits a CPU."""
+    """The test runs all attention and backend checks of the size that suits a CPU."""
     tiers = ("--tier", "attention", "--tier", "backend")
     done = run("run", *tiers, "--size", "quick", "--json", "--device", "cpu")
     record = Record.model_validate_json(done.stdout)
@@ -308,7 +308,9 @@ def test_list_names_every_check_once():
     listed = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
     # a title of two lines would not be seen: Python before 3.13 keeps a docstring's indentation
     assert not [check["id"] for check in listed if "\n" in check["title"] + check["why"]]
-    below = dict(pairwise(lines))  # the title, and the bug that it catches; one line if alike
+    below = dict(
+        pairwise(lines)
+    )  # the title and the bug that the check catches; one line if both are the same
     assert all(below.get(name, "").startswith("    ") for name in ids)
 
 

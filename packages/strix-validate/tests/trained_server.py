@@ -61,7 +61,7 @@ class Reader:
 
     def __init__(self, fault):
         self.fault = fault
-        self.successors = {}  # by three tokens, the token that followed them
+        self.successors = {}  # the token that followed each three tokens
         self.last = ()
         self.sum = 0
 
@@ -146,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
                 server.busy -= 1
 
     def is_refused(self, busy):
-        """Return whether this is the last of 17 requests at once. The others wait for it."""
+        """Return whether this request is the last of 17 at once. The others wait for it."""
         if busy <= 16:
             self.server.crowded.wait(200)
         self.server.crowded.set()
