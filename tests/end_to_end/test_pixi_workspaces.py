@@ -129,7 +129,7 @@ def test_two_stacks_in_one_workspace(
 @pytest.mark.pixi
 @pytest.mark.parametrize("python", ["3.12", "3.13"])
 def test_the_example_of_several_stacks(both_pythons: Pixi, tmp_path: Path, python: str) -> None:
-    write_manifest(tmp_path, (CHECKOUT / SEVERAL).read_text(), python)
+    write_manifest(tmp_path, (CHECKOUT / COMBINED_MANIFEST).read_text(), python)
     both_pythons("lock", cwd=tmp_path)
     urls_by_environment = require_our_torch(tmp_path)
     assert urls_by_environment.keys() == {"default", "vllm", "finetune"}
@@ -139,7 +139,7 @@ def test_the_example_of_several_stacks(both_pythons: Pixi, tmp_path: Path, pytho
 @pytest.mark.pixi
 def test_a_torch_for_every_environment_does_not_lock(both_pythons: Pixi, tmp_path: Path) -> None:
     """An environment without conda's pytorch cannot have PyPI's torch: the tests above can fail."""
-    text = (CHECKOUT / SEVERAL).read_text()
+    text = (CHECKOUT / COMBINED_MANIFEST).read_text()
     text = text.replace('default = ["attention"]', 'attention = ["attention"]')
     write_manifest(tmp_path, f'{text}\n[pypi-dependencies]\ntorch = "*"\n', "3.12")
     both_pythons("lock", cwd=tmp_path, code=1)

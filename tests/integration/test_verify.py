@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.conda_packages import file, package, repacked, tarball
+from support.conda_packages import file, package, repack, tarball
 from support.project import MiniProject
 
 from forge.conda.package import Package
@@ -154,7 +154,7 @@ def test_another_recipe_is_named(case: str, app: MiniProject, built: Path) -> No
 
 
 def edit_rendered(change: Callable[[dict], object]) -> Callable[[str, str, bytes], bytes]:
-    """Return a function for repacked() that changes the rendered recipe of a package."""
+    """Return a function for repack() that changes the rendered recipe of a package."""
 
     def edit(_: str, name: str, content: bytes) -> bytes:
         if name != "info/recipe/rendered_recipe.yaml":
