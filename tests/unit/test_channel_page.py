@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The page of a published channel has the figures of the index and fits its screen."""
+"""The HTML page of a published channel agrees with the channel's index, and fits any screen."""
 
 import html
 import json

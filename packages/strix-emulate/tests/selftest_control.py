@@ -33,7 +33,11 @@ s_setpc_b64 s[30:31]
 
 
 def cases() -> Iterator[tuple[str, str, list[int]]]:
-    """Yield mnemonics, a kernel behind LOAD, and the numbers that its 64 threads store."""
+    """Yield the cases.
+
+    Each is the mnemonics that it tests, the code that follows LOAD in a kernel, and the number that
+    each of the 64 threads must store.
+    """
     for name, conditions in _CONDITIONS.items():
         for setting, expected in zip(conditions, (1, 5), strict=True):
             body = _SKIP.format(setting, f"s_cbranch_{name}") + _SCALAR

@@ -219,15 +219,14 @@ def check_pending(
 
     Two uses are allowed:
 
-    * Loads that finish in order may write the same register, or halves of it. Each writes only what
-      it loads, and "completion is reported to a wavefront in execution order" (LLVM's guide,
-      "Memory Model", about LDS operations; VMEM loads are in order among themselves too). LLVM
-      places no wait between such VMEM loads, and hipBLASLt's generator places none between such LDS
-      loads.
+    * Loads that finish in order may write the same register, or halves of it. LLVM's guide says:
+      "completion is reported to a wavefront in execution order" ("Memory Model", about LDS
+      operations; VMEM loads are in order among themselves too). LLVM places no wait between such
+      VMEM loads, and hipBLASLt's generator places none between such LDS loads.
     * A store of 8 or 16 bits may read one half of a register while a load into the other half is
-      outstanding, because a memory instruction accesses only its own half. A vector operation may
-      not do so, because on GFX11 a load of 16 bits writes the whole register (LLVM's feature
-      d16-write-vgpr32, llvm-project#157795 and #194477).
+      outstanding. A vector operation must wait for that load. On GFX11, an access to one half may
+      disturb the other half (LLVM's feature d16-write-vgpr32). Therefore LLVM inserts a wait before
+      a vector operation (llvm-project#157795), but none before such a store (#194477).
 
     Args:
         g: The waves.

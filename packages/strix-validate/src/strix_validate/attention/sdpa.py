@@ -35,9 +35,10 @@ _FUSED = {
     "efficient": "_efficient_attention",
     "cudnn": "_cudnn_attention",
 }
-#: HIP's errors for a missing kernel, by AOTriton's set of kernels. A library refuses calls for
-#: which its set has no kernel. The library of the set "sample" also lists kernels that the set does
-#: not have; for these HIP returns the second error.
+#: The errors that mean "this set has no kernel for the call", by AOTriton's set of kernels.
+#: AOTriton's library refuses a call that it knows no kernel for, with hipErrorNotSupported. If the
+#: library was built with the set "sample", it also knows kernels that are not in the package. The
+#: launch of such a kernel gives hipErrorInvalidHandle.
 _LEFT_OUT = {
     "core": ("hipErrorNotSupported",),
     "sample": ("hipErrorNotSupported", "hipErrorInvalidHandle"),
