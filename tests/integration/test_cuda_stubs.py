@@ -131,7 +131,8 @@ def test_a_stub_defines_nothing_else(torch: Path) -> None:
         "libcufake.so.13": stubs.Stub(
             {"fakeOpen": version, "fakeGetErrorString": version}, {"fakeTable": version}
         ),
-        # Without a version, the ELF file does not name the library of plainSend: both define it.
+        # plainSend has no version, so the ELF file does not say which library defines it. The stubs
+        # of both libraries without versions define it.
         "libncclplain.so.2": stubs.Stub({"plainSend": ""}),
         "libnvempty.so.1": stubs.Stub({"plainSend": ""}),
     }

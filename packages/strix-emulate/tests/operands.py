@@ -183,7 +183,7 @@ def _any_source(rng, file: str, token: str, target, result: str, allow_scalar: b
         return "imm", Source(f"{bits:#x}", bits=bits)
     prefix, _, kind = token.rpartition(":")
     if prefix == "lit":
-        # not an inline constant, because the assembler would encode it as one
+        # A bit is set in each byte, so that few values are those of inline constants.
         bits = random_bits(rng) | 0x01010101
         bits = bits & 0xFFFF if kind == "f16" else bits
         return kind, Source(f"{bits:#x}", bits=bits)

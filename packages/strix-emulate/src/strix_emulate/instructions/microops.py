@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Operations on registers, which numpy and C both execute, and compiled instructions."""
+"""Compiled instructions: how numpy executes one, and which register operations of C do the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

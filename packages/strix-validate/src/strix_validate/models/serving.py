@@ -34,7 +34,7 @@ _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_
 #: left out. vLLM rounds to blocks and pads groups of layers, so that a request which needs nearly
 #: the whole cache may not fit.
 _SURE = 0.5
-#: Mixers whose layers keep a state instead of keys and values.
+#: Mixers whose layers keep a state, alone or besides keys and values.
 _STATE_MIXERS = {
     "linear_attention",
     "mamba",
