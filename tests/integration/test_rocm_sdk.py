@@ -150,7 +150,7 @@ def test_the_archive_is_unpacked_and_removed(sdk: Path, tmp_path: Path) -> None:
     assert "files dropped:" in done.stdout and "core: " in done.stdout
     assert not archive.exists()
     files = tree.files_below(prefix / tree.ROOT)
-    parts = {tree.part_of(name, path.is_symlink()) for name, path in files.items()}
+    parts = {tree.find_part(name, path.is_symlink()) for name, path in files.items()}
     assert parts == {"core"}
 
 

@@ -431,7 +431,7 @@ def test_a_packages_own_checks_must_have_passed() -> None:
         (("checks", 0, "measured", "0", "size"), 1e12, "does not follow from dtype and size"),
         (("checks", 0, "measured", "0", "dtype"), "float1", "does not follow from dtype and size"),
         (("checks", 0, "measured", "0"), {"error": 1, "bound": 1e9}, "does not follow from dtype"),
-        (("device", "architecture"), "sm_90", "on gfx1151 alone"),
+        (("device", "architecture"), "sm_90", "only a run on gfx1151"),
         (("unfinished",), -1, "unfinished checks is negative"),
     ],
 )

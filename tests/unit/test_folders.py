@@ -53,7 +53,7 @@ def add(call: Call) -> tuple[list[str], str]:
 
 def verify(call: Call) -> tuple[list[str], str]:
     name = small_channel.package(call.folder, "alpha", "1.0")
-    words = ["verify", f"{call.named}/noarch/{name}"]
+    words = ["verify", f"{call.path}/noarch/{name}"]
     return words, f"{name}: no recipe of this checkout yields this package"
 
 

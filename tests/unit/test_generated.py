@@ -23,7 +23,7 @@ NAMES = pypi.read_names(CHECKOUT / "recipes")
 "xformers"
 HIDDEN = {name for name in NAMES.values() if name} | {*generated.FOR_CUDA}
 "unsloth"
-COPIES = ["README.md", "docs/pypi.md", "docs/workspaces.md", generated.SEVERAL]
+COPIES = ["README.md", "docs/pypi.md", "docs/workspaces.md", generated.COMBINED_MANIFEST]
 COPIES += [f"stacks/{stack}/pixi.toml" for stack in STACKS]
 
 
@@ -115,7 +115,7 @@ def test_a_new_package_is_written_into_every_copy(project: Path) -> None:
 def test_a_change_of_a_stack_changes_the_workspace_of_several(project: Path) -> None:
     file = project / "stacks/vllm/pixi.toml"
     file.write_text(file.read_text().replace('vllm = "0.33.*"', 'vllm = "0.34.*"'))
-    assert find_stale(project) == [generated.SEVERAL]
+    assert find_stale(project) == [generated.COMBINED_MANIFEST]
     file.write_text(file.read_text().replace("[feature.vllm.", "[feature.other."))
     with pytest.raises(ForgeError, match=r"stacks/vllm/pixi.toml has no \[feature.vllm.dep"):
         find_stale(project)
@@ -123,8 +123,8 @@ def test_a_change_of_a_stack_changes_the_workspace_of_several(project: Path) -> 
 
 def test_several_stacks_keep_their_tables() -> None:
     """Each is the feature that its own workspace has, in an environment of its own."""
-    several = tomllib.loads((CHECKOUT / generated.SEVERAL).read_text())
-    for stack in generated.TOGETHER:
+    several = tomllib.loads((CHECKOUT / generated.COMBINED_MANIFEST).read_text())
+    for stack in generated.COMBINED_STACKS:
         own = tomllib.loads((CHECKOUT / f"stacks/{stack}/pixi.toml").read_text())
         assert several["feature"][stack] == own["feature"][stack]
         assert [stack] in several["environments"].values()

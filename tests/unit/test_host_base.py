@@ -299,7 +299,7 @@ def test_a_lock_that_is_older_than_the_requirements(machine: HostBaseMaker, tmp_
     """Such a lock is refused before anything is fetched or built."""
     pin(machine, write_wheel(tmp_path, "alpha"))
     (machine.recipe / "requirements.in").write_text("alpha>=2\n")
-    with pytest.raises(ForgeError, match=r"pins alpha 1\.0, and alpha>=2 is required: compile it"):
+    with pytest.raises(ForgeError, match=r"pins alpha 1\.0, but alpha>=2 is required"):
         HostBaseMaker(machine.project, machine.base).make(print, None)
 
 

@@ -89,7 +89,7 @@ def servers(tmp_path: Path) -> Iterator[Web]:
 def ask_links(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GH_TOKEN", KEY)
     monkeypatch.setenv("GITHUB_API_URL", url)
-    import_links().ask("start")
+    import_links().request_api("start")
 
 
 def ask_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,4 +236,4 @@ def test_links_says_which_server_is_endless(servers: Web, monkeypatch: pytest.Mo
     monkeypatch.setattr(links, "API", servers.urls[0])
     monkeypatch.setattr(links, "LIMIT", 10)
     with pytest.raises(ValueError, match=r"127\.0\.0\.1.* sent more than 10 bytes"):
-        links.ask("start")
+        links.request_api("start")

@@ -167,4 +167,4 @@ def test_all_may_read_the_tree(tmp_path: Path) -> None:
 )
 def test_names_that_begin_like_others(name: str, part: str) -> None:
     """integration/test_rocm_sdk.py has a file of each rule."""
-    assert tree.part_of(name, False) == part
+    assert tree.find_part(name, False) == part
