@@ -433,7 +433,7 @@ FINDINGS = {
         "readers:\nglobal_load_b32 v2, v1, s[6:7] offset:4 glc\ns_waitcnt vmcnt(0)\n"
         "v_cmp_ne_u32 vcc_lo, 0, v2\ns_cbranch_vccz readers\n"
         "global_load_b32 v2, v1, s[6:7] offset:128\ns_waitcnt vmcnt(0)\ns_endpgm\n",
-        "no buffer_gl1_inv and buffer_gl0_inv",
+        "without buffer_gl1_inv and buffer_gl0_inv",
     ),
     "uninitialised": (
         LOAD + "ds_load_b32 v2, v1\ns_waitcnt lgkmcnt(0)\n" + STORE,

@@ -67,7 +67,7 @@ def test_registers_bound_occupancy() -> None:
 
 
 def test_another_name_is_refused() -> None:
-    with pytest.raises(EmulatorError, match="called gfx906: gfx1151, .*, gfx1100"):
+    with pytest.raises(EmulatorError, match="GPU gfx906 is not supported; supported are gfx1151, .*, gfx1100"):
         find_target("gfx906")
 
 
