@@ -134,8 +134,8 @@ def test_without_a_disassembler(tmp_path: Path, emulator: Path) -> None:
 
 
 def test_the_committed_list() -> None:
-    """The list is sorted, as `write` sorts it, and has every kernel of the set `sample`."""
+    """The list is sorted, as `write` sorts it. Attention kernels have matrix instructions."""
     kernels = kernel_costs.read_list(CHECKOUT / "recipes/aotriton/kernels.tsv")
-    assert kernels == sorted(set(kernels)) and len(kernels) == 370
+    assert kernels == sorted(set(kernels))
     attention = [kernel for kernel in kernels if "preprocess" not in kernel.name]
-    assert all(kernel.cost("wmma") for kernel in attention)
+    assert attention and all(kernel.cost("wmma") for kernel in attention)
