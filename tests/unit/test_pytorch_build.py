@@ -456,16 +456,3 @@ def test_memory_bounds_the_jobs_of_what_builds_on_torch(
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"{jobs} jobs", done.stderr
-
-
-# --- messages to users
-
-
-@pytest.mark.parametrize("place", ["stacks/attention/README.md", "recipes/pytorch/recipe.yaml"])
-def test_solvers_that_only_magma_has_are_named(place: str) -> None:
-    """The page and the recipe name the solvers that raise on the GPU, because MAGMA is left out."""
-    assert "USE_MAGMA=OFF" in (RECIPE / "options.sh").read_text()
-    text = (RECIPE.parent.parent / place).read_text()
-    for name in ("MAGMA", "eig", "eigvals", "ldl_solve"):
-        assert re.search(rf"\b{name}\b", text)
-    assert "torch.linalg.eig(a.cpu())" in text
