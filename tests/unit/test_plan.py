@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.project import CHECKOUT, MiniProject
+from support.project import MiniProject
 
 from forge import bases
 from forge.bases import BaseName
@@ -13,7 +13,6 @@ from forge.building.runner import Result, format_table, predict_skipped
 from forge.cli.context import Context
 from forge.conda.local import LocalChannel, Record
 from forge.errors import ForgeError
-from forge.hostbase.base import HostBaseMaker
 from forge.project import Project
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
 from forge.recipes.render import build_recipes, cli_api, render
@@ -347,37 +346,6 @@ def test_a_damaged_note_only_loses_the_reason(mini: MiniProject, note: object) -
     (step,) = load_recipes(mini).plan(channel)
     assert step.action == BUILD
     assert step.reason
-
-
-def test_what_the_host_base_has_is_known_before_it_is_made() -> None:
-    """A plan knows which recipes can be built on the host base, without making or solving it.
-
-    requirements.in has the direct requirements of each recipe.
-    """
-    project = Project.at(CHECKOUT)
-    base = bases.load(project, "host")
-    host = HostBaseMaker(project, base)
-    recipes = RecipeSet(project, base, host.names(), host.key)
-    ready = {name for name in recipes.recipes if not recipes.describe_missing(name)}
-    assert ready == {
-        "triton",
-        "flash-attn",
-        "amd-aiter",
-        "strix-validate",
-        "strix-emulate",
-        "model-hosting-container-standards",
-        "amdsmi",
-        "flash-attn-kernels-gfx1151",
-        "vllm-kernels-gfx1151",
-        "conch-triton-kernels",
-        "fla-core",
-        "flash-linear-attention",
-        "liger-kernel",
-        "sageattention",
-        "triton-packages-kernels-gfx1151",
-        "vllm-bnb-plugin",
-        "vllm-gguf-plugin",
-    }
 
 
 def test_the_closing_table_is_never_cut(mini: MiniProject) -> None:
