@@ -354,26 +354,6 @@ def test_what_pypi_has_is_named(either: RecipeSet) -> None:
         assert on_pypi <= {*names.values()}, f"{recipe.name}: extra.pypi lacks a name"
 
 
-def test_vllm_runs_the_checks_of_its_kernels(either: RecipeSet) -> None:
-    """vLLM's package test runs the checks of its kernels, with everything that they require.
-
-    Two of these commands may end with status 3, which means that checks were skipped.
-    """
-    recipe = either.recipes["vllm"]
-    output = render(recipe.path, either.base, "x")[0]["recipe"]
-    (test,) = [test for test in output["tests"] if "script" in test]
-    lines = [line for line in test["script"] if line.startswith("strix-validate")]
-    assert lines == [
-        "strix-validate kernels --only 'kernels/vllm-*'",
-        "strix-validate attention --device cpu --only 'attention/vllm-*'",
-        "strix-validate emulated --only 'emulated/vllm-*' || test $? -eq 3",
-        "strix-validate serve || test $? -eq 3",
-    ]
-    assert "strix-validate" in test["requirements"]["run"]
-    names = {parse_package_name(spec) for spec in recipe.requirements["run"]}
-    assert {"pytorch", "triton"} <= names
-
-
 def test_doctor_comes_with_few_packages(tmp_path: Path) -> None:
     """strix-validate, which has the doctor, requires few packages.
 
