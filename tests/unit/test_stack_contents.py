@@ -5,7 +5,6 @@ import re
 
 import pytest
 from rattler import RepoDataRecord
-from strix_validate.doctor.environment import DISK
 from support.conda_forge import STRIX_HALO, Rendered, Solver
 from support.project import CHECKOUT, STACKS
 
@@ -81,18 +80,3 @@ def test_a_stack_has_no_ballast_for_python_313(solver_313: Solver, stack: str) -
 )
 def test_ballast_is_seen(solver: Solver, specs: list[str], expected: set[str]) -> None:
     assert expected <= find_unneeded(solver.records(specs))
-
-
-def test_the_readme_says_what_is_downloaded(
-    rendered: Rendered, contents: tuple[str, list[RepoDataRecord]]
-) -> None:
-    """The stack's README states the number and the size of the packages of conda-forge.
-
-    The size of our own packages is only known after a build.
-    """
-    stack, records = contents
-    downloads = [each for each in records if each.name.normalized not in rendered.outputs]
-    size = sum(record.size or 0 for record in downloads) / 2**20
-    text = " ".join((CHECKOUT / "stacks" / stack / "README.md").read_text().split())
-    assert f"{len(downloads)} packages of conda-forge ({size:.0f} MiB)" in text
-    assert f"{DISK // 10**9} GB" in text, "the space that doctor requires"
