@@ -17,7 +17,6 @@ import yaml
 from support.commands import is_accepted
 from support.project import CHECKOUT, RECIPES, STACKS, module
 
-from forge.recipes.cost import read_costs
 from forge.recipes.plan import RecipeSet
 
 GITHUB = CHECKOUT / ".github"
@@ -363,35 +362,6 @@ def test_plans_that_no_job_fits() -> None:
     assert stages.sort_recipes([pytorch]) == {"pytorch": "pytorch"}
     assert stages.sort_recipes([pytorch | {"action": "up-to-date"}]) == {}
     assert stages.sort_recipes([]) == {}
-
-
-def test_the_page_says_what_a_run_costs(recipes: RecipeSet) -> None:
-    """The table has the hours on four cores and the disk of each job.
-
-    The hours of a layer are those of its longest job.
-    """
-    rows = make_rows(recipes)
-    costs = read_costs(recipes.recipes.values(), recipes.base)
-    page = (CHECKOUT / "docs/publishing.md").read_text()
-    table = dict(re.findall(r"^\| `([a-z0-9-]+)`[^|]*\| (.* \| .* \| .*) \|$", page, re.M))
-    hours = 0.0
-    elapsed = 0.0
-    for job, value in stages.sort_recipes(rows).items():
-        is_layer = job.startswith("layer")
-        names = read_names(job, value)
-        hours_by_recipe = [costs[name].cpu_hours / 4 for name in names]
-        # The recipes of a layer are built at the same time, those of another job in turn.
-        longest = max(hours_by_recipe) if is_layer else sum(hours_by_recipe)
-        hours += sum(hours_by_recipe)
-        elapsed += longest
-        disk = max(costs[name].disk for name in names)
-        row = table[{"pytorch": "pytorch-1"}.get(job, job.replace("layer", "layer-"))]
-        assert row.endswith(f" | {longest:.1f} | {disk:.0f}"), (job, longest, disk)
-        if is_layer:
-            assert row.startswith(f"{len(names)} recipes "), row
-    text = " ".join(page.split())
-    assert f"About {hours:.0f} runner hours of building" in text
-    assert f"you wait about {elapsed:.0f} hours" in text
 
 
 def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
