@@ -24,8 +24,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 #: What becomes of a case, in the order of the table.
 OUTCOMES = ("passed", "skipped", "refused", "trapped", "wrong", "error", "ended", "slow")
-#: What the emulator and pytest need, besides torch and triton.
-_NEEDED = ("numpy>=2", "pyelftools", "msgpack", "rich", "typer", "pytest")
 DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--"]
 
 
@@ -46,8 +44,14 @@ def requirements(suite: dict) -> list[str]:
     """Return what pip installs for a suite, with the channel's versions of torch and triton."""
     variants = (ROOT / "variants.yaml").read_text()
     versions = dict(re.findall(r'^(pytorch|triton):\n  - "([^"]+)"$', variants, re.M))
-    given = [*_NEEDED, *suite.get("requires", [])]
-    return [f"torch=={versions['pytorch']}", f"triton=={versions['triton']}", *given]
+    emulator = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    return [
+        f"torch=={versions['pytorch']}",
+        f"triton=={versions['triton']}",
+        *emulator["dependencies"],
+        "pytest",
+        *suite.get("requires", []),
+    ]
 
 
 def choose(cases: list[str], count: int) -> list[str]:
