@@ -224,18 +224,6 @@ def test_steps_are_commands_that_people_run(job: str, line: str) -> None:
         assert words[0] in pixi["feature"]["lint"]["tasks"], job
 
 
-def test_random_kernels_have_all_that_the_emulator_imports() -> None:
-    """The job `kernels` installs the requirements of the recipe strix-emulate.
-
-    typer and rich are left out, because only the command line uses them.
-    """
-    (step,) = [lines for job, lines in read_scripts() if job == "seeds/kernels"]
-    installed = set(re.findall(r"--spec ([\w-]+)", "\n".join(step)))
-    recipe = yaml.safe_load((CHECKOUT / "recipes/strix-emulate/recipe.yaml").read_text())
-    required = {line.split()[0] for line in recipe["outputs"][0]["requirements"]["run"]}
-    assert required - installed == {"${{", "typer", "rich"}
-
-
 def test_the_list_of_releases_edits_no_issue_of_others() -> None:
     """The workflow edits only its own issue: the search has an author and an exact title.
 
@@ -332,7 +320,6 @@ def read_names(job: str, value: str) -> list[str]:
 def test_each_recipe_has_a_job_after_those_that_it_needs(recipes: RecipeSet) -> None:
     rows = make_rows(recipes)
     jobs = stages.sort_recipes(rows)
-    assert list(jobs) == ["sdk", "aotriton", "pytorch", "layer1", "layer2", "layer3"]
     names = {job: read_names(job, value) for job, value in jobs.items()}
     built: set[str] = set()
     for job, names_of_job in names.items():
@@ -345,12 +332,15 @@ def test_each_recipe_has_a_job_after_those_that_it_needs(recipes: RecipeSet) -> 
         built |= set(names_of_job)
     assert built == set(RECIPES)
     assert sum(map(len, names.values())) == len(RECIPES)
+    # The two ends of one interface: GitHub hands on only the outputs that the workflow declares.
     outputs = load(GITHUB / "workflows/channel.yml")["jobs"]["plan"]["outputs"]
     assert list(outputs) == list(jobs)
     rows[0]["action"] = "up-to-date"
     assert rows[0]["recipe"] not in stages.sort_recipes(rows)["sdk"].split()
-    rows.append({"recipe": "deeper", "action": "build", "needs": names["layer3"][:1]})
-    with pytest.raises(SystemExit, match="has 3 layers, but the recipes need 4: add a job"):
+    layers = stages.LAYERS
+    rows.append({"recipe": "deeper", "action": "build", "needs": names[f"layer{layers}"][:1]})
+    message = f"has {layers} layers, and the recipes need {layers + 1}: add a job"
+    with pytest.raises(SystemExit, match=message):
         stages.sort_recipes(rows)
 
 
