@@ -2,17 +2,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Assign the recipes that have to be built to the jobs of channel.yml.
 
-Standard input is the output of `./forge plan --json`. The output has a line JOB=RECIPES for each
-job that has recipes; other jobs are skipped. The jobs are `aotriton`, `pytorch`, `sdk` (all other
-recipes that do not need PyTorch) and `layer1` to `layer3`. The recipes of a layer need only recipes
-of earlier layers. The value of a layer is a JSON list, because its job is a matrix.
+Reads what `./forge plan --json` prints; prints a line OUTPUT=VALUE for each job's recipes: `sdk`
+for what needs no PyTorch, `aotriton`, `pytorch`, and `layer1`, `layer2` and so on, JSON for
+matrices. A layer needs only what the layers before it build. A job without recipes has no line, and
+is skipped.
 """
 
 import json
+import re
 import sys
+from pathlib import Path
 
 STAGES = ("aotriton", "pytorch")
-LAYERS = 3  # the number of layers in channel.yml
+WORKFLOW = Path(__file__).parent / "workflows/channel.yml"
+# The number of layers that channel.yml has jobs for.
+LAYERS = len(set(re.findall(r"needs\.plan\.outputs\.layer(\d+)", WORKFLOW.read_text())))
 
 
 def sort_recipes(rows: list[dict]) -> dict[str, str]:
