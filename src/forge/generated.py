@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Generate the parts of pages and manifests that repeat facts from other files.
 
-- Names on PyPI, states, costs and notes of packages come from `extra` of each recipe. Every
-  manifest that users copy repeats the names, because pixi cannot read them from another file.
+- `extra` of each recipe states the state, cost and notes of its packages and their names on PyPI.
+  pixi reads no list of names from another file, so every manifest that users copy repeats them.
+- README.md and docs/owner.md state the number of packages and the sums of their costs.
 - stacks/several.toml repeats the tables of three stacks for the same reason.
 - docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
 - pixi.toml repeats the dependencies in pyproject.toml under conda-forge's names.
@@ -21,7 +22,7 @@ from forge.files import read_text
 from forge.hostbase.base import HostBaseMaker
 from forge.project import Project
 from forge.recipes import kernel_tables, package_tables
-from forge.recipes.cost import read_costs
+from forge.recipes.cost import Cost, read_costs
 from forge.recipes.plan import RecipeSet
 
 PAGES = ("README.md", "docs/*.md", "pixi.toml", "stacks/*/pixi.toml")
@@ -30,6 +31,20 @@ DEPENDENCIES = "pyproject.toml"
 STATE_PAGE = "README.md"
 COST_PAGE = "docs/build.md"
 SECTIONS_PAGE = "docs/packages.md"
+# Parts of sentences with figures of all packages, by page: see package_tables.format_figures.
+FIGURES = {
+    "README.md": (
+        "build {host_packages} of the {packages} packages",
+        "about {hours} CPU hours, {disk} GiB of disk.",
+        "in an estimated {hours_on_4_cores} hours,",
+        "{host_packages} packages: {host_download} GiB of downloads, {host_disk} GiB of disk, "
+        "{host_hours} CPU hours",
+    ),
+    "docs/owner.md": (
+        "costs {disk} GiB of disk, {download} GiB of downloads besides conda-forge's packages, and "
+        "{hours} CPU hours:",
+    ),
+}
 # Packages on PyPI that require a wheel for CUDA. We have no recipe for them.
 FOR_CUDA = ("unsloth", "xformers")
 BEFORE_PYPI = "1970-01-01"
@@ -75,7 +90,7 @@ def find_outdated(project: Project) -> Iterator[tuple[Path, str]]:
 
 
 def insert_tables(texts: dict[Path, str], project: Project) -> None:
-    """Replace the tables about packages and their kernels.
+    """Replace the tables and the figures about packages and their kernels.
 
     Args:
         texts: The text of each page; changed in place. A test's project may not have the pages.
@@ -90,8 +105,14 @@ def insert_tables(texts: dict[Path, str], project: Project) -> None:
         return  # a project without pages about packages, for example in a test
     base = bases.load(project, BaseName.CONDA_FORGE)
     recipes = RecipeSet(project, base).recipes
-    costs = {"host base": HostBaseMaker(project, base).cost}
-    costs |= read_costs(recipes.values(), base)
+    costs = read_costs(recipes.values(), base)
+    host_base_cost = HostBaseMaker(project, base).cost
+    host_costs = [host_base_cost, *_read_host_costs(project)]
+    figures = package_tables.format_figures(recipes, costs.values(), host_costs)
+    for name, sentences in FIGURES.items():
+        page = project.root / name
+        for sentence in sentences:
+            texts[page] = package_tables.replace_figures(texts[page], sentence, figures, name)
     state_page = project.root / STATE_PAGE
     texts[state_page] = package_tables.replace_table(
         texts[state_page],
@@ -103,7 +124,7 @@ def insert_tables(texts: dict[Path, str], project: Project) -> None:
     texts[cost_page] = package_tables.replace_table(
         texts[cost_page],
         package_tables.COST_HEAD,
-        package_tables.make_cost_table(costs),
+        package_tables.make_cost_table({"host base": host_base_cost, **costs}),
         COST_PAGE,
     )
     texts[sections_page] = package_tables.replace_sections(
@@ -111,6 +132,14 @@ def insert_tables(texts: dict[Path, str], project: Project) -> None:
         package_tables.make_sections(recipes),
         SECTIONS_PAGE,
     )
+
+
+def _read_host_costs(project: Project) -> list[Cost]:
+    """Return the cost of each recipe that the host base builds, in build order."""
+    base = bases.load(project, BaseName.HOST)
+    recipes = RecipeSet(project, base).recipes
+    built = [recipe for recipe in recipes.values() if package_tables.is_built_on_host(recipe)]
+    return list(read_costs(built, base).values())
 
 
 def insert_names(text: str, names: pypi.Names) -> str:

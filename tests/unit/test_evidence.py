@@ -14,12 +14,10 @@ from support.project import CHECKOUT
 
 from forge.bases import BaseName
 from forge.building import runner
-from forge.building.preflight import preflight
 from forge.cli.context import Context
 from forge.conda.local import LocalChannel
 from forge.errors import ForgeError
 from forge.recipes import package_tables
-from forge.recipes.cost import read_costs
 from forge.recipes.recipe import Recipe
 
 EVIDENCE = CHECKOUT / "docs/evidence"
@@ -111,12 +109,6 @@ def test_each_record_is_valid() -> None:
     assert not any(problems.values()), problems
 
 
-def test_the_readme_counts_what_can_be_built(recipes: Mapping[str, Recipe]) -> None:
-    states = [package_tables.read_state(recipe) for recipe in recipes.values()]
-    built = [state for state in states if state["built"][0] == "yes"]
-    assert f"build {len(built)} of the {len(states)} packages" in README
-
-
 PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/**/*.md"), *CHECKOUT.glob("patches/*.md")]
 PAGES += [*CHECKOUT.glob("stacks/*/*.md"), *CHECKOUT.glob("packages/*/*.md")]
 
@@ -203,73 +195,6 @@ def test_an_unknown_state_is_refused(
     monkeypatch.setattr(recipe, "extra", recipe.extra | {"state": state})
     with pytest.raises(ForgeError, match=message):
         package_tables.read_state(recipe)
-
-
-# Sentences that state the costs of all packages: the page, the base, the variants, the sentence.
-COSTS = [
-    ("README.md", BaseName.CONDA_FORGE, [], "about {hours} CPU hours, {disk} GiB of disk"),
-    (
-        "README.md",
-        BaseName.HOST,
-        [],
-        "{count} packages: {download} GiB of downloads, {disk} GiB of disk, {hours} CPU hours",
-    ),
-    ("docs/build.md", BaseName.CONDA_FORGE, [], "plan for {disk} GiB of disk"),
-    ("docs/build.md", BaseName.CONDA_FORGE, [], "CPU hours instead of {hours}."),
-    (
-        "docs/build.md",
-        BaseName.CONDA_FORGE,
-        ["python=3.13"],
-        "for one of them, with {disk} GiB and {hours} CPU hours instead",
-    ),
-    (
-        "docs/owner.md",
-        BaseName.CONDA_FORGE,
-        [],
-        "{disk} GiB of disk, {download} GiB of downloads besides conda-forge's packages, and "
-        "{hours} CPU hours",
-    ),
-]
-
-
-def total_costs(base: BaseName, variants: list[str], skipped: set[str]) -> dict[str, str]:
-    """Return the figures of `plan` for all packages, formatted as pages do; disk is rounded up."""
-    forge = Context(base, None, variants, root=CHECKOUT)
-    recipes = [recipe for name, recipe in forge.recipes.recipes.items() if name not in skipped]
-    costs = read_costs(recipes, forge.base)
-    if forge.hostbase:
-        costs = {"host base": forge.hostbase.cost, **costs}
-    lines, _ = preflight(forge.project, costs)
-
-    def read_figure(unit: str) -> float:
-        return float(re.search(rf"([\d.]+) {unit}", lines[-1])[1])
-
-    download = read_figure("GiB to download")
-    disk = read_figure("GiB of disk with it")
-    hours = read_figure("CPU hours")
-    return {
-        "count": str(len(recipes)),
-        "download": f"{download:g}",
-        "disk": str(math.ceil(disk)),
-        "hours": f"{hours:.0f}" if hours > 10 else f"{hours:g}",
-    }
-
-
-@pytest.mark.parametrize(
-    ("page", "base", "variants", "sentence"), COSTS, ids=lambda value: str(value)[:40]
-)
-def test_pages_say_what_plan_demands(
-    page: str, base: BaseName, variants: list[str], sentence: str, host: dict[str, str]
-) -> None:
-    skipped: set[str] = set()
-    if base == "host":
-        skipped = {name for name, state in host.items() if state != "build"}
-    figures = total_costs(base, variants, skipped)
-    text = " ".join((CHECKOUT / page).read_text().split())
-    assert sentence.format(**figures) in text
-    for name in re.findall(r"\{(\w+)\}", sentence):
-        wrong_figure = f"{float(figures[name]) + 0.1:g}"
-        assert sentence.format(**figures | {name: wrong_figure}) not in text
 
 
 # The record of a run on another GPU, without checks.

@@ -18,6 +18,7 @@ from forge.cli.main import app
 from forge.conda import pypi
 from forge.errors import ForgeError
 from forge.project import Project
+from forge.recipes.package_tables import replace_figures
 
 NAMES = pypi.read_names(CHECKOUT / "recipes")
 "xformers"
@@ -132,6 +133,18 @@ def test_several_stacks_keep_their_tables() -> None:
         assert own["workspace"]["platforms"] == [strix_halo, "linux-64"]
         own_keys = {key: own["workspace"][key] for key in ("name", "platforms")}
         assert several["workspace"] | own_keys == own["workspace"]
+
+
+def test_figures_of_a_sentence_are_replaced() -> None:
+    """The figures are replaced, also if a line ends within the sentence."""
+    page = "| a | It takes 3 GiB and 0.5\nCPU hours. | 3 GiB |\n"
+    figures = {"disk": "4.5", "hours": "12"}
+    sentence = "takes {disk} GiB and {hours} CPU hours."
+    text = replace_figures(page, sentence, figures, "a.md")
+    assert text == "| a | It takes 4.5 GiB and 12\nCPU hours. | 3 GiB |\n"
+    for changed in (page + page, page.replace("takes", "needs")):
+        with pytest.raises(ForgeError, match=r"a.md: [02] sentences have .*; expected one"):
+            replace_figures(changed, sentence, figures, "a.md")
 
 
 def test_lint_names_what_is_stale(

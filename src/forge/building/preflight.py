@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from forge.processes import GIB_PER_JOB, max_jobs, memory_gib
 from forge.project import Project
-from forge.recipes.cost import Cost
+from forge.recipes.cost import Cost, add_costs
 
 # The assumed cost of a recipe that states none.
 UNKNOWN = Cost(
@@ -42,10 +42,7 @@ def preflight(
             f"{cost.memory:g} GiB of memory per job, "
             f"{cost.cpu_hours:g} CPU hours"
         )
-    download = sum(cost.download for cost in costs.values())
-    cpu_hours = sum(cost.cpu_hours for cost in costs.values())
-    memory_per_job = max(cost.memory for cost in costs.values())
-    disk = download + _peak_disk(costs.values())
+    total = add_costs(costs.values())
     # The build folder may be on another disk; before the first build it does not exist.
     folder = project.build
     if not folder.exists():
@@ -53,31 +50,17 @@ def preflight(
     free_disk = shutil.disk_usage(folder).free / GIB
     memory = memory_gib()
     lines.append(
-        f"in all: {download:.1f} GiB to download, "
-        f"{disk:.1f} GiB of disk with it ({free_disk:.0f} free), "
+        f"in all: {total.download:.1f} GiB to download, "
+        f"{total.disk:.1f} GiB of disk with it ({free_disk:.0f} free), "
         f"{max_jobs()} jobs in {memory:.0f} GiB of memory, "
-        f"{cpu_hours:.1f} CPU hours"
+        f"{total.cpu_hours:.1f} CPU hours"
     )
     lacks = ""
-    if disk > free_disk:
-        lacks = f"{disk:.1f} GiB of disk in {folder}; {free_disk:.1f} GiB are free"
-    elif memory_per_job > memory:
-        lacks = f"{memory_per_job:g} GiB of memory for one job; {memory:.1f} GiB are available"
+    if total.disk > free_disk:
+        lacks = f"{total.disk:.1f} GiB of disk in {folder}; {free_disk:.1f} GiB are free"
+    elif total.memory > memory:
+        lacks = f"{total.memory:g} GiB of memory for one job; there are {memory:.1f}"
     return lines, lacks
-
-
-def _peak_disk(costs: Iterable[Cost]) -> float:
-    """Return the largest amount of disk, in GiB, that consecutive builds use at one time.
-
-    Downloads are not counted. The folder of a build is removed before the next build begins, but
-    its packages stay.
-    """
-    peak = 0.0
-    packages = 0.0
-    for cost in costs:
-        peak = max(peak, packages + cost.disk)
-        packages += cost.kept
-    return peak
 
 
 def fits(costs: Iterable[Cost], project: Project) -> bool:

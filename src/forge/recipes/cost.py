@@ -60,6 +60,28 @@ def parse_cost(stated: Mapping[str, Any], where: object, pythons: int = 1) -> Co
         raise ForgeError(f"{where}: extra.cost: {error}") from None
 
 
+def add_costs(costs: Iterable[Cost]) -> Cost:
+    """Return the cost of builds that run one after another.
+
+    Its `disk` includes all downloads. The folder of a build is removed before the next build
+    begins; its packages stay.
+    """
+    builds = list(costs)
+    download = sum(cost.download for cost in builds)
+    peak = 0.0
+    kept = 0.0
+    for cost in builds:
+        peak = max(peak, kept + cost.disk)
+        kept += cost.kept
+    return Cost(
+        download=download,
+        disk=download + peak,
+        memory=max(cost.memory for cost in builds),
+        cpu_hours=sum(cost.cpu_hours for cost in builds),
+        kept=kept,
+    )
+
+
 def read_costs(recipes: Iterable[Recipe], base: Base) -> dict[str, Cost]:
     """Return the costs of the recipes that state them, for the Pythons of a base.
 

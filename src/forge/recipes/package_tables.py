@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Make tables and sections of pages about packages from `extra` of each recipe."""
+"""Tables, sections and figures of pages about packages, made from `extra` of each recipe."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forge.errors import ForgeError
-from forge.recipes.cost import Cost
+from forge.recipes.cost import Cost, add_costs
 from forge.recipes.recipe import Recipe
 
 # The allowed words in each column of README's table, the best first. docs/packages.md defines them.
@@ -136,6 +137,70 @@ def replace_table(
     text, count = re.subn(pattern, lambda _: table, page)
     if count != 1:
         raise ForgeError(f"{where}: {count} tables begin with {' | '.join(head)}; expected one")
+    return text
+
+
+def format_figures(
+    recipes: Mapping[str, Recipe],
+    costs: Iterable[Cost],
+    host_costs: Iterable[Cost],
+) -> dict[str, str]:
+    """Return the figures of all packages that sentences of pages state, by name.
+
+    Args:
+        recipes: All recipes.
+        costs: The costs of all recipes on the conda-forge base, in build order.
+        host_costs: Those of what is built on the host base, and of the host base itself.
+    """
+    total = add_costs(costs)
+    on_host = add_costs(host_costs)
+    built = [recipe for recipe in recipes.values() if is_built_on_host(recipe)]
+    return {
+        "packages": str(len(recipes)),
+        "download": f"{total.download:.1f}",
+        "disk": f"{math.ceil(round(total.disk, 1))}",
+        "hours": f"{total.cpu_hours:.0f}",
+        "hours_on_4_cores": f"{total.cpu_hours / 4:.0f}",
+        "host_packages": str(len(built)),
+        "host_download": f"{on_host.download:.1f}",
+        "host_disk": f"{math.ceil(round(on_host.disk, 1))}",
+        "host_hours": f"{on_host.cpu_hours:.1f}",
+    }
+
+
+def is_built_on_host(recipe: Recipe) -> bool:
+    """Return whether a recipe's package has been built on the host base."""
+    return read_state(recipe)["built"][0] == "yes"
+
+
+def replace_figures(page: str, sentence: str, figures: Mapping[str, str], where: object) -> str:
+    """Return a page with the figures of a sentence replaced.
+
+    Args:
+        page: The text of the page. A line may end at any space of the sentence.
+        sentence: A part of a sentence, with {NAME} in place of each figure.
+        figures: The figures by name.
+        where: The page's name, for the message of an error.
+
+    Raises:
+        ForgeError: The page does not have the sentence exactly once.
+    """
+    # Texts between the figures, and names of figures, in turn.
+    parts = re.split(r"\{(\w+)\}", sentence)
+    pattern = ""
+    for text in parts[::2]:
+        pattern += "(" + r"\s+".join(map(re.escape, text.split(" "))) + r")[\d.]+"
+    pattern = pattern.removesuffix(r"[\d.]+")
+
+    def fill(match: re.Match[str]) -> str:
+        filled = match[1]
+        for name, text in zip(parts[1::2], match.groups()[1:], strict=True):
+            filled += figures[name] + text
+        return filled
+
+    text, count = re.subn(pattern, fill, page)
+    if count != 1:
+        raise ForgeError(f"{where}: {count} sentences have {sentence!r}; expected one")
     return text
 
 
