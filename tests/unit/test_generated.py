@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,15 @@ def test_several_stacks_keep_their_tables() -> None:
         assert own["workspace"]["platforms"] == [strix_halo, "linux-64"]
         own_keys = {key: own["workspace"][key] for key in ("name", "platforms")}
         assert several["workspace"] | own_keys == own["workspace"]
+
+
+def test_versions_of_our_packages_are_replaced() -> None:
+    """A version keeps its number of parts. Other lines are not changed."""
+    recipe = SimpleNamespace(output_names=["alpha", "libalpha"], version="2.14.1.post3")
+    unchanged = 'beta = "1.2.*"\nalpha = "*"\nalpha = ">=1.2"\nmy-alpha = "1.2.*"\n'
+    text = f'alpha = "2.13.*"   # why\nlibalpha = "2.13.0.post2.*"\n{unchanged}'
+    expected = f'alpha = "2.14.*"   # why\nlibalpha = "2.14.1.post3.*"\n{unchanged}'
+    assert generated.insert_versions(text, {"alpha": recipe}) == expected
 
 
 def test_figures_of_a_sentence_are_replaced() -> None:
