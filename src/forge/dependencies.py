@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Generate the driver's dependencies in pixi.toml from those in pyproject.toml.
+"""Dependencies under conda-forge's names, generated from those in a pyproject.toml.
 
-pixi.toml has to repeat the list, because pixi cannot translate PyPI's names to conda-forge's.
+pixi and rattler-build cannot translate PyPI's names, so pixi.toml repeats the driver's
+dependencies, and the recipes of the two products repeat the products'.
 """
 
 import re
 import tomllib
+from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from forge.files import read_text
 
 # conda-forge's names by PyPI's names, if the two differ.
 CONDA_NAMES = {
@@ -20,6 +24,8 @@ CONDA_NAMES = {
 NOT_ON_CONDA = {"pyelftools"}
 MARKER = "# From pyproject.toml, by `./forge generate`"
 BLOCK = rf"(?m)^({MARKER}[^\n]*\n)(?:[^\n]+\n)*"
+# In a recipe: the comment that names the file, and the requirements up to the next other line.
+RUN_BLOCK = r"(?m)^( *)# From (packages/\S+/pyproject\.toml), by `\./forge generate`\n(?:\1- .*\n)*"
 
 
 def insert_dependencies(text: str, pyproject: str) -> str:
@@ -52,3 +58,23 @@ def _convert(requirement: str) -> str:
     )
     name = CONDA_NAMES.get(parsed.name, parsed.name)
     return f'{name} = "{",".join(versions) or "*"}"\n'
+
+
+def insert_run_requirements(recipe: str, root: Path) -> str:
+    """Return a recipe.yaml with the lines that follow each comment of RUN_BLOCK, generated anew.
+
+    Args:
+        recipe: The text of the recipe.
+        root: The checkout.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        indent, file = match.groups()
+        project = tomllib.loads(read_text(root / file))["project"]
+        lines = [match[0].splitlines()[0]]
+        for requirement in map(Requirement, project["dependencies"]):
+            name = CONDA_NAMES.get(requirement.name, requirement.name)
+            lines.append(f"{indent}- {name} {requirement.specifier}".rstrip())
+        return "\n".join(lines) + "\n"
+
+    return re.sub(RUN_BLOCK, replace, recipe)

@@ -3,10 +3,12 @@
 
 - `extra` of each recipe states the state, cost and notes of its packages and their names on PyPI.
   pixi reads no list of names from another file, so every manifest that users copy repeats them.
+- Manifests state the versions of our packages that they require.
 - README.md and docs/owner.md state the number of packages and the sums of their costs.
 - stacks/several.toml repeats the tables of three stacks for the same reason.
 - docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
-- pixi.toml repeats the dependencies in pyproject.toml under conda-forge's names.
+- pixi.toml and the recipes of the two products repeat the dependencies of a pyproject.toml under
+  conda-forge's names.
 """
 
 import re
@@ -16,7 +18,7 @@ from pathlib import Path
 from forge import bases
 from forge.bases import BaseName
 from forge.conda import pypi
-from forge.dependencies import insert_dependencies
+from forge.dependencies import insert_dependencies, insert_run_requirements
 from forge.errors import ForgeError
 from forge.files import read_text
 from forge.hostbase.base import HostBaseMaker
@@ -24,6 +26,7 @@ from forge.project import Project
 from forge.recipes import kernel_tables, package_tables
 from forge.recipes.cost import Cost, read_costs
 from forge.recipes.plan import RecipeSet
+from forge.recipes.recipe import Recipe
 
 PAGES = ("README.md", "docs/*.md", "pixi.toml", "stacks/*/pixi.toml")
 WORKSPACE = "pixi.toml"
@@ -69,11 +72,14 @@ def find_outdated(project: Project) -> Iterator[tuple[Path, str]]:
         for path in sorted(project.root.glob(pattern)):
             pages[path] = read_text(path)
             texts[path] = insert_names(pages[path], names)
-    insert_tables(texts, project)
+    insert_recipe_facts(texts, project)
     workspace = project.root / WORKSPACE
     if workspace in texts:
         pyproject = read_text(project.root / DEPENDENCIES)
         texts[workspace] = insert_dependencies(texts[workspace], pyproject)
+    for path in sorted(project.recipes.glob("*/recipe.yaml")):
+        pages[path] = read_text(path)
+        texts[path] = insert_run_requirements(pages[path], project.root)
     for path, text in texts.items():
         if text != pages[path]:
             yield path, text
@@ -89,8 +95,8 @@ def find_outdated(project: Project) -> Iterator[tuple[Path, str]]:
         yield combined, text
 
 
-def insert_tables(texts: dict[Path, str], project: Project) -> None:
-    """Replace the tables and the figures about packages and their kernels.
+def insert_recipe_facts(texts: dict[Path, str], project: Project) -> None:
+    """Replace versions, tables and figures of packages and their kernels.
 
     Args:
         texts: The text of each page; changed in place. A test's project may not have the pages.
@@ -105,6 +111,8 @@ def insert_tables(texts: dict[Path, str], project: Project) -> None:
         return  # a project without pages about packages, for example in a test
     base = bases.load(project, BaseName.CONDA_FORGE)
     recipes = RecipeSet(project, base).recipes
+    for path, text in texts.items():
+        texts[path] = insert_versions(text, recipes)
     costs = read_costs(recipes.values(), base)
     host_base_cost = HostBaseMaker(project, base).cost
     host_costs = [host_base_cost, *_read_host_costs(project)]
@@ -132,6 +140,29 @@ def insert_tables(texts: dict[Path, str], project: Project) -> None:
         package_tables.make_sections(recipes),
         SECTIONS_PAGE,
     )
+
+
+def insert_versions(text: str, recipes: Mapping[str, Recipe]) -> str:
+    """Return the text with the versions of our packages in lines such as `pytorch = "2.13.*"`.
+
+    A version keeps its number of parts.
+
+    Args:
+        text: A page or a manifest.
+        recipes: All recipes.
+    """
+    versions: dict[str, str] = {}
+    for recipe in recipes.values():
+        versions |= dict.fromkeys(recipe.output_names, recipe.version)
+
+    def replace(line: re.Match[str]) -> str:
+        name, old_version = line.groups()
+        if name not in versions:
+            return line[0]
+        parts = versions[name].split(".")[: len(old_version.split("."))]
+        return f'{name} = "{".".join(parts)}.*"'
+
+    return re.sub(r'(?m)^([\w-]+) = "(\d[\w.]*)\.\*"', replace, text)
 
 
 def _read_host_costs(project: Project) -> list[Cost]:

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The driver's dependencies in pyproject.toml, pixi.toml, the requirements and the locks agree."""
+"""Dependencies in pyproject.toml, pixi.toml, the recipes, the requirements and the locks."""
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.bindings import BINDINGS, locked
 from support.project import CHECKOUT
 
-from forge.dependencies import CONDA_NAMES, MARKER, insert_dependencies
+from forge.dependencies import (
+    CONDA_NAMES,
+    MARKER,
+    insert_dependencies,
+    insert_run_requirements,
+)
 
 PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PIXI = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
@@ -60,23 +65,16 @@ key = 1
     assert insert_dependencies(after, pyproject) == after
 
 
-@pytest.mark.parametrize("product", ["strix-emulate", "strix-validate"])
-def test_a_recipe_requires_what_its_product_does(product: str) -> None:
-    """A recipe's run requirements have the versions of its product's pyproject.toml.
-
-    The build script installs without dependencies, so pip would not report a missing one.
-    """
-    project = tomllib.loads((CHECKOUT / f"packages/{product}/pyproject.toml").read_text())
-    recipe = yaml.safe_load((CHECKOUT / f"recipes/{product}/recipe.yaml").read_text())
-    outputs = recipe.get("outputs", [recipe])
-    (output,) = [output for output in outputs if output["package"]["name"] == product]
-    versions: dict[str, str] = {}
-    for spec in output["requirements"]["run"]:
-        name, _, version = spec.partition(" ")
-        versions[name] = version
-    for requirement in map(Requirement, project["project"]["dependencies"]):
-        name = CONDA_NAMES.get(requirement.name, requirement.name)
-        assert versions[name] == str(requirement.specifier), requirement
+def test_a_recipe_gets_the_dependencies_of_its_product(tmp_path: Path) -> None:
+    """insert_run_requirements replaces the requirements below its comment, and no other line."""
+    file = tmp_path / "packages/alpha/pyproject.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text('[project]\ndependencies = ["msgpack", "numpy>=2"]\n')
+    comment = "      # From packages/alpha/pyproject.toml, by `./forge generate`\n"
+    before = f"    run:\n      - python\n{comment}      - old\n      # other\n      - kept\n"
+    after = insert_run_requirements(before, tmp_path)
+    assert after == before.replace("- old", "- msgpack-python\n      - numpy >=2")
+    assert insert_run_requirements(after, tmp_path) == after
 
 
 def test_the_default_environment_builds_and_no_more() -> None:
