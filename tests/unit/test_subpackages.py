@@ -125,31 +125,3 @@ def test_recipes_use_the_validator_through_its_public_face() -> None:
     assert imports == names
     tree = ast.parse("from strix_validate.triton import stand_in; stand_in.install()")
     assert not {".".join(each) for each in list_imports(tree)} <= names
-
-
-def test_the_emulators_names_are_where_they_are_said_to_be() -> None:
-    """The table _HOMES, the imports that mypy reads and `__all__` have the same names.
-
-    strix_emulate imports a name at its first use, from the module that _HOMES states.
-    """
-    tree = ast.parse((SOURCES["strix_emulate"] / "__init__.py").read_text())
-    assert isinstance(tree.body[0], ast.Expr)
-    imports_for_mypy = set()
-    homes: dict[str, list[str]] = {}
-    for block in tree.body:
-        if isinstance(block, ast.Assign) and ast.unparse(block.targets[0]) == "_HOMES":
-            homes = ast.literal_eval(block.value)
-        if not isinstance(block, ast.If):
-            continue
-        for node in block.body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                module = node.module.removeprefix("strix_emulate.")
-                imports_for_mypy.update(
-                    (module, alias.asname or alias.name) for alias in node.names
-                )
-    imports_at_first_use = set()
-    for module, names in homes.items():
-        imports_at_first_use.update((module, name) for name in names)
-    assert imports_for_mypy == imports_at_first_use
-    public_names = sorted(read_public_names(SOURCES["strix_emulate"]))
-    assert sorted(name for _, name in imports_for_mypy) == public_names

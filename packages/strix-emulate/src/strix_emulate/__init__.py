@@ -10,25 +10,18 @@
 * `TARGETS` has the supported GPUs by name, as `Target`.
 
 Programs and other packages import these names from here. All other names may change.
-
-A name is imported at its first use. So the generator of the C library, which is in this package,
-runs in build environments that have only numpy.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from strix_emulate.code.elf import elf_metadata
-    from strix_emulate.code.kernel import Argument, Kernel
-    from strix_emulate.code.llvm import find_disassembler as find_disassembler
-    from strix_emulate.code.loader import EM_AMDGPU, load, parse_elf
-    from strix_emulate.code.target import TARGETS, Target
-    from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
-    from strix_emulate.launches import Buffer, Launch, launch
-    from strix_emulate.run.options import Options
-    from strix_emulate.run.program import decode_kernel
-    from strix_emulate.statistics import describe_kernel, occupancy
+from strix_emulate.code.elf import elf_metadata
+from strix_emulate.code.kernel import Argument, Kernel
+from strix_emulate.code.llvm import find_disassembler
+from strix_emulate.code.loader import EM_AMDGPU, load, parse_elf
+from strix_emulate.code.target import TARGETS, Target
+from strix_emulate.errors import DisassemblerError, EmulatorError, LoadError, Trap
+from strix_emulate.launches import Buffer, Launch, launch
+from strix_emulate.run.options import Options
+from strix_emulate.run.program import decode_kernel
+from strix_emulate.statistics import describe_kernel, occupancy
 
 __all__ = [
     "EM_AMDGPU",
@@ -52,22 +45,3 @@ __all__ = [
     "occupancy",
     "parse_elf",
 ]
-_HOMES = {
-    "code.kernel": ("Argument", "Kernel"),
-    "code.llvm": ("find_disassembler",),
-    "code.elf": ("elf_metadata",),
-    "code.loader": ("EM_AMDGPU", "load", "parse_elf"),
-    "code.target": ("TARGETS", "Target"),
-    "errors": ("DisassemblerError", "EmulatorError", "LoadError", "Trap"),
-    "launches": ("Buffer", "Launch", "launch"),
-    "run.options": ("Options",),
-    "run.program": ("decode_kernel",),
-    "statistics": ("describe_kernel", "occupancy"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
