@@ -76,23 +76,13 @@ def test_users_own_value_stays(name: str, value: str) -> None:
 
 
 def test_a_value_of_another_project_is_not_set() -> None:
-    """Activation sets no MIOPEN_DEBUG variable, and docs/rocm.md lists every variable that it sets.
+    """Activation sets no MIOPEN_DEBUG variable, and docs/rocm.md explains each variable that it sets.
 
     Other projects set some to disable solvers. MIOpen would then have too few on gfx1151, as
-    docs/rocm.md explains.
+    docs/rocm.md explains. The scripts have the values, and only the page has the reasons for users.
     """
     texts = "".join(file.read_text() for file in (RECIPE / "activation").iterdir())
     assert "MIOPEN_DEBUG" not in texts
     table = (CHECKOUT / "docs/rocm.md").read_text()
     for name in re.findall(r"^_rocm_sdk_default (\w+)", texts, flags=re.M):
         assert f"| `{name}" in table, f"{name} is not in docs/rocm.md"
-
-
-def test_the_stack_says_what_to_do_if_a_convolution_hangs() -> None:
-    text = (CHECKOUT / "stacks/attention/README.md").read_text()
-    for name in (
-        "MIOPEN_FIND_MODE=FAST",
-        "MIOPEN_DEBUG_CONV_WINOGRAD=0",
-        "strix-validate libraries",
-    ):
-        assert name in text
