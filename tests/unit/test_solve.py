@@ -206,10 +206,12 @@ UNPINNED = {
     "pyyaml",
     "regex",
     "requests",
+    "rich",
     "scikit-build-core",
     "setuptools",
     "setuptools-scm",
     "six",
+    "typer",
     "typing_extensions",
     "wheel",
 }

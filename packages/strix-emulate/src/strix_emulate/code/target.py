@@ -2,7 +2,7 @@
 """The supported GPUs, with all properties in which GPUs may differ.
 
 No other module has a GPU's name or numbers. hip/build.py also generates the device's properties
-from this module, which therefore imports only the standard library and `strix_emulate.errors`.
+from this module.
 
 Sources: LLVM 22's AMDGPU.td and GCNSubtarget for registers, waves and LDS; LLVM's guide for ELF
 flags and S_WAITCNT; AMD's GPU specifications for processors, engines and L2. AMD's table lacks
