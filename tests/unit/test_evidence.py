@@ -21,7 +21,6 @@ from forge.recipes import package_tables
 from forge.recipes.recipe import Recipe
 
 EVIDENCE = CHECKOUT / "docs/evidence"
-README = (CHECKOUT / "README.md").read_text()
 # For each column of the README's table, its word and the page that proves it, or "".
 State = dict[str, tuple[str, str]]
 MACHINE_PATH = re.compile(r"(?<![\w:/.$~])/(?:home|root|opt|usr|mnt|tmp|srv|data)/\S*")

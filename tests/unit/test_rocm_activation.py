@@ -76,7 +76,7 @@ def test_users_own_value_stays(name: str, value: str) -> None:
 
 
 def test_a_value_of_another_project_is_not_set() -> None:
-    """Activation sets no MIOPEN_DEBUG variable, and docs/rocm.md explains each variable that it sets.
+    """Activation sets no MIOPEN_DEBUG variable, and docs/rocm.md explains each one that it sets.
 
     Other projects set some to disable solvers. MIOpen would then have too few on gfx1151, as
     docs/rocm.md explains. The scripts have the values, and only the page has the reasons for users.

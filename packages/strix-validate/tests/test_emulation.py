@@ -139,6 +139,7 @@ def test_kernels_of_each_gpu(tmp_path):
 
 
 def test_another_gpu_is_refused(monkeypatch):
+    # Each product has its own list of GPUs, because neither requires the other.
     assert [(name, gpu.processors) for name, gpu in TARGETS.items()] == list(GPUS.items())
     monkeypatch.setattr(cli, "TARGET", "gfx906")
     done = CliRunner().invoke(cli.app, ["list"], env={"COLUMNS": "200"})
