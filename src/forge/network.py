@@ -23,16 +23,17 @@ from forge.project import Project
 
 AUTH_FILE = "RATTLER_AUTH_FILE"
 LOWEST_RATE = 1000  # bytes a second
+TIMEOUT_VARIABLE = "FORGE_TIMEOUT"
 
 
 def patience() -> int:
     """Return how many seconds a server may send nothing, or less than LOWEST_RATE.
 
-    The environment variable FORGE_TIMEOUT sets this number. The default is 60.
+    The environment variable TIMEOUT_VARIABLE sets the number.
     """
-    text = os.environ.get("FORGE_TIMEOUT") or "60"
+    text = os.environ.get(TIMEOUT_VARIABLE) or "60"
     if not text.isdecimal() or len(text) > 9 or not int(text):
-        raise ForgeError(f"FORGE_TIMEOUT={text:.40} is not a number of seconds")
+        raise ForgeError(f"{TIMEOUT_VARIABLE}={text:.40} is not a number of seconds")
     return int(text)
 
 
@@ -62,7 +63,7 @@ class Pace:
         if self.bytes < LOWEST_RATE * elapsed:
             return (
                 f"{self.host} sent {self.bytes} bytes in {elapsed:.0f} s; "
-                f"FORGE_TIMEOUT={seconds} may be too short"
+                f"{TIMEOUT_VARIABLE}={seconds} may be too short"
             )
         self.start = time.monotonic()
         self.bytes = 0

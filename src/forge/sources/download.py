@@ -100,7 +100,7 @@ class Client(CLIENT):
                 return response
         except (TimeoutError, HTTPX.TimeoutException):
             self.slow_hosts.add(host)
-        message = f"{host} took more than {seconds} s (FORGE_TIMEOUT)"
+        message = f"{host} took more than {seconds} s ({network.TIMEOUT_VARIABLE})"
         raise HTTPX.ReadTimeout(message) from None
 
     @staticmethod

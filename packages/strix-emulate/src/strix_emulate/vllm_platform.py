@@ -7,9 +7,11 @@ with "Failed to infer device type", although HIP works.
 
 import os
 
+from strix_emulate.device import launcher
+
 
 def platform() -> str | None:
     """Return vLLM's ROCm platform in a program of `strix-emulate device`, and None elsewhere."""
-    if "STRIX_EMULATE_PYTHON" not in os.environ:
+    if launcher.PYTHON_VARIABLE not in os.environ:
         return None
     return "vllm.platforms.rocm.RocmPlatform"

@@ -13,6 +13,17 @@ from strix_emulate.errors import EmulatorError
 NAME = "libamdhip64.so"
 #: Environment variable with the library's folder, if it is another one than the installed one.
 VARIABLE = "STRIX_EMULATE_HIP"
+#: Environment variables of a program on the device. The stand-in runtime reads some of them in C.
+PYTHON_VARIABLE = "STRIX_EMULATE_PYTHON"
+NO_CHECKS_VARIABLE = "STRIX_EMULATE_NO_CHECKS"
+STRICT_VARIABLE = "STRIX_EMULATE_STRICT"
+LOG_VARIABLE = "STRIX_EMULATE_LOG"
+TARGET_VARIABLE = "STRIX_EMULATE_TARGET"
+DEVICES_VARIABLE = "STRIX_EMULATE_DEVICES"
+CORES_VARIABLE = "STRIX_EMULATE_CORES"
+MEMORY_VARIABLE = "STRIX_EMULATE_MEMORY"
+BUDGET_VARIABLE = "STRIX_EMULATE_BUDGET"
+SECONDS_VARIABLE = "STRIX_EMULATE_SECONDS"
 
 
 @dataclass(frozen=True)
@@ -77,18 +88,18 @@ def environment(inherited: dict[str, str], options: DeviceOptions | None = None)
     _prepend(variables, "LD_PRELOAD", " ", str(path / f"{NAME}.7"))
     variables |= {
         "TRITON_LIBHIP_PATH": str(path / NAME),
-        "STRIX_EMULATE_PYTHON": sys.executable,
-        "STRIX_EMULATE_NO_CHECKS": ",".join(sorted(options.disabled_checks)),
-        "STRIX_EMULATE_STRICT": str(int(options.strict)),
-        "STRIX_EMULATE_LOG": str(int(options.log)),
-        "STRIX_EMULATE_TARGET": find_target(options.target).name,
-        "STRIX_EMULATE_DEVICES": str(options.devices),
-        "STRIX_EMULATE_CORES": str(options.cores),
+        PYTHON_VARIABLE: sys.executable,
+        NO_CHECKS_VARIABLE: ",".join(sorted(options.disabled_checks)),
+        STRICT_VARIABLE: str(int(options.strict)),
+        LOG_VARIABLE: str(int(options.log)),
+        TARGET_VARIABLE: find_target(options.target).name,
+        DEVICES_VARIABLE: str(options.devices),
+        CORES_VARIABLE: str(options.cores),
     }
     limits = {
-        "STRIX_EMULATE_MEMORY": options.memory,
-        "STRIX_EMULATE_BUDGET": options.budget,
-        "STRIX_EMULATE_SECONDS": options.seconds,
+        MEMORY_VARIABLE: options.memory,
+        BUDGET_VARIABLE: options.budget,
+        SECONDS_VARIABLE: options.seconds,
     }
     for name, number in limits.items():
         if number is not None:

@@ -23,7 +23,7 @@ from strix_emulate import launches
 from strix_emulate.code import bundles, hidden, llvm, loader
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.code.target import DEFAULT, Target, find_target
-from strix_emulate.device import protocol
+from strix_emulate.device import launcher, protocol
 from strix_emulate.device.hostcall import HEAP, START, Heap, Hostcalls
 from strix_emulate.device.pool import DeviceMemory, Pool
 from strix_emulate.device.protocol import BASE, LAUNCH, Operation, Refused, Status, unpack
@@ -106,13 +106,13 @@ class ServerOptions:
         """
         variables = os.environ
         return ServerOptions(
-            disabled_checks=parse(variables.get("STRIX_EMULATE_NO_CHECKS", "")),
-            budget=int(variables.get("STRIX_EMULATE_BUDGET") or 0),
-            seconds=float(variables.get("STRIX_EMULATE_SECONDS") or 0),
-            cores=int(variables.get("STRIX_EMULATE_CORES") or 1),
-            log=variables.get("STRIX_EMULATE_LOG", "0") != "0",
-            strict=variables.get("STRIX_EMULATE_STRICT", "0") != "0",
-            target=find_target(variables.get("STRIX_EMULATE_TARGET") or DEFAULT.name),
+            disabled_checks=parse(variables.get(launcher.NO_CHECKS_VARIABLE, "")),
+            budget=int(variables.get(launcher.BUDGET_VARIABLE) or 0),
+            seconds=float(variables.get(launcher.SECONDS_VARIABLE) or 0),
+            cores=int(variables.get(launcher.CORES_VARIABLE) or 1),
+            log=variables.get(launcher.LOG_VARIABLE, "0") != "0",
+            strict=variables.get(launcher.STRICT_VARIABLE, "0") != "0",
+            target=find_target(variables.get(launcher.TARGET_VARIABLE) or DEFAULT.name),
         )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from strix_emulate.device import launcher
 from strix_emulate.errors import EmulatorError
 
 _SOURCE = Path(__file__).with_name("allocator.cpp")
@@ -47,7 +48,7 @@ def install() -> None:
     import torch
     import triton
 
-    if "STRIX_EMULATE_PYTHON" not in os.environ:
+    if launcher.PYTHON_VARIABLE not in os.environ:
         raise EmulatorError("start the program with `strix-emulate device -- PROGRAM`")
     _installed.append(ctypes.CDLL(str(library(torch))))
     _patch(torch)
@@ -127,7 +128,7 @@ def _patch(torch) -> None:
         synchronize=_nothing,
         wait_stream=_nothing,
     )
-    target = find_target(os.environ.get("STRIX_EMULATE_TARGET") or DEFAULT.name)
+    target = find_target(os.environ.get(launcher.TARGET_VARIABLE) or DEFAULT.name)
     properties = SimpleNamespace(
         name="AMD Radeon Graphics",
         gcnArchName=target.name,
