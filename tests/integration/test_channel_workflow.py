@@ -203,25 +203,18 @@ def test_what_cannot_be_built_costs_what_needs_it(hosting: Hosting, published_hu
     assert [name.partition("-1.0-")[0] for name in added] == ["noarch/liger-kernel"]
 
 
-# The commands of docs/publishing.md that withdraw a build.
-WITHDRAW = """\
-.github/channel.sh fetch untested published/untested
-./forge publish --to published/untested --withdraw {build} --reason "wrong gradients in bfloat16"
-.github/channel.sh send untested published/untested channel/forge
-"""
-
-
 def test_a_build_is_withdrawn_from_the_releases(hosting: Hosting, published_hub: Hub) -> None:
     """The commands of docs/publishing.md withdraw a build.
 
     The index no longer has the build, and the workflow no longer fetches it.
     """
     page = (CHECKOUT / "docs/publishing.md").read_text()
-    assert WITHDRAW.format(build="NAME-VERSION-BUILD") in page
+    (commands,) = re.findall(r"(?m)^export GITHUB_REPOSITORY=.*\n([^`]+)^```$", page)
+    assert commands.count("NAME-VERSION-BUILD") == 1
     hub = hosting.hub("withdrawn", after=published_hub)
     (file,) = (name for name in hosted.read_published(hub) if "/vllm-" in name)
     build = file.partition("/")[2].removesuffix(".conda")
-    script = WITHDRAW.format(build=build)
+    script = commands.replace("NAME-VERSION-BUILD", build)
     script += ".github/channel.sh fetch untested again notes\nls again/*\n"
     checkout = {"uses": "actions/checkout@x", "with": {"persist-credentials": False}}
     step = {"env": {"FORGE_BASE": "conda-forge", "GH_TOKEN": "x"}, "run": script}
