@@ -392,7 +392,6 @@ def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
         assert f" {name}=OFF" in added
     count = len(thin_torch.DEVICE_CODE.split())
     assert f"only {count} HIP files get device code" in printed
-    assert f"{count} of torch's 261 HIP files" in (CHECKOUT / "docs/rehearsal.md").read_text()
     check = module(place.root / thin_torch.CHECK)
     off = {name for name in check.SUMMARY if f" {name}=OFF" in added}
     assert len(off) == 4 and {check.SUMMARY[name] for name in off} == {"OFF"}
