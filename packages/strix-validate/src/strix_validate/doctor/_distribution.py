@@ -124,7 +124,8 @@ def _suggest_kernel_package(tree: Tree) -> str:
         return "sudo apt install -t $(lsb_release -cs)-backports linux-image-amd64"
     if family in _UPGRADE:
         return _UPGRADE[family].format(fedora="kernel")
-    return "install Linux 6.18.4 or newer with the distribution's package manager"
+    version = kernel_release.first_fixed()
+    return f"install Linux {version} or newer with the distribution's package manager"
 
 
 def _suggest_upgrade_for_kernel(tree: Tree) -> str:

@@ -183,8 +183,11 @@ def _is_at_least(release: Release, bound: str, kernel: str) -> bool:
     return limit is not None and sort_key(release, kernel) >= sort_key(limit, kernel)
 
 
-def find_first_fixed(release: Release) -> str:
-    """Return the first build with the fixes, in the numbering of the release."""
+def find_first_fixed(release: Release | None = None) -> str:
+    """Return the first build with the fixes, in the numbers of the release's kernel.
+
+    Without a release, these are upstream's.
+    """
     return _find_fixed_row(release).from_
 
 
@@ -194,10 +197,13 @@ def is_fixed(release: Release) -> bool:
     return _is_at_least(release, row.from_, row.kernel)
 
 
-def _find_fixed_row(release: Release) -> Fixed:
+def _find_fixed_row(release: Release | None) -> Fixed:
     """Return the row in the release's own numbering, or upstream's row."""
     rows = {row.kernel: row for row in read_table().fixed}
-    return rows.get(release.origin, rows["upstream"])
+    upstream = rows["upstream"]
+    if release is None:
+        return upstream
+    return rows.get(release.origin, upstream)
 
 
 def find_fault(release: Release) -> Faulty | None:
