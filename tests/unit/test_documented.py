@@ -209,12 +209,6 @@ def test_a_clone_is_of_the_address_that_the_reader_has(page: Path) -> None:
         assert "strix-forge" not in address, address
 
 
-def test_the_readme_says_how_to_get_the_repository() -> None:
-    text = (CHECKOUT / "README.md").read_text()
-    assert "git clone <this repository's address> strix-forge && cd strix-forge" in text
-    assert "git init && git add -A" in text
-
-
 def test_the_readme_shows_every_folder() -> None:
     """README describes every top-level folder that git tracks, and no folder that does not exist.
 
