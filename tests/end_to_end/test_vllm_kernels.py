@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.project import FILTER, drive
 
 # Names of checks by tier of the validator. There is one for each kind of kernel, and one for each
@@ -54,7 +55,7 @@ TIERS = {
 def source(emulated_stack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of vLLM's patched Python sources."""
     recipe = (emulated_stack / "recipes" / "vllm" / "recipe.yaml").read_text()
-    version = re.search(r'version: "(.+)"', recipe)[1]
+    (version,) = yaml.safe_load((emulated_stack / "variants.yaml").read_text())["vllm"]
     drive(emulated_stack, "sources", "fetch", "vllm")
     sdists = list((emulated_stack / "build" / "sources").glob(f"*/vllm-{version}.tar.gz"))
     if not sdists:
