@@ -67,7 +67,8 @@ def test_registers_bound_occupancy() -> None:
 
 
 def test_another_name_is_refused() -> None:
-    with pytest.raises(EmulatorError, match="GPU gfx906 is not supported; supported are gfx1151, .*, gfx1100"):
+    message = "GPU gfx906 is not supported; supported are gfx1151, .*, gfx1100"
+    with pytest.raises(EmulatorError, match=message):
         find_target("gfx906")
 
 

@@ -124,7 +124,7 @@ def _suggest_kernel_package(tree: Tree) -> str:
         return "sudo apt install -t $(lsb_release -cs)-backports linux-image-amd64"
     if family in _UPGRADE:
         return _UPGRADE[family].format(fedora="kernel")
-    version = kernel_release.first_fixed()
+    version = kernel_release.find_first_fixed()
     return f"install Linux {version} or newer with the distribution's package manager"
 
 

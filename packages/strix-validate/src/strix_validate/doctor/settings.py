@@ -89,7 +89,7 @@ def _judge_cwsr(tree: Tree) -> Result:
     if parameters.read_value(tree, "amdgpu", "cwsr_enable") not in ("0", "N"):
         return fine()
     release = kernel_release.parse(tree.release or "")
-    first = kernel_release.first_fixed()
+    first = kernel_release.find_first_fixed()
     message = f"amdgpu.cwsr_enable=0 is a workaround for kernels before {first}"
     if release is None or not hardware.has_fixes(tree, release):
         message += ": keep it until the kernel is newer (doctor/kernel)"
