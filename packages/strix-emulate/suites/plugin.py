@@ -48,14 +48,19 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Note how a case ends. Behind a trap or a refusal the device does no more: stop there."""
+    """Record how a case ended, and stop if the next case needs a new process.
+
+    That is so after a trap or a refusal, because the device then does nothing more, and after every
+    failure: pytest keeps the tensors of a failed case, which can fill the device's memory.
+    """
     report = yield
     if report.when == "call" or report.outcome != "passed":
         _note(item.nodeid, _outcome(call, report))
         if report.outcome == "failed":
-            # at once: where a later case ends the process there is no summary
+            # A later case may end the process before pytest prints its summary.
             print(f"\n{item.nodeid}\n{report.longreprtext}", file=sys.__stderr__, flush=True)
-        item.session.shouldstop = _lost() or False
+        if report.outcome == "failed" or _lost():
+            item.session.shouldstop = "the next case needs a new process"
     return report
 
 

@@ -25,7 +25,11 @@ def test_a_wrong_number(): assert 1 + 1 == 3
 def test_a_wrong_array(): np.testing.assert_allclose(np.ones(2), np.zeros(2))
 def test_nothing(): pytest.skip("not here")
 def test_what_is_refused(): raise NotImplementedError("not for this GPU")
-def test_an_error(): {}["missing"]
+KEPT = []
+def test_an_error():
+    KEPT.append("a tensor")
+    {}["missing"]
+def test_a_failed_case_keeps_nothing(): assert not KEPT
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_process_that_ends(n): os.abort() if n == 1 else None
 def test_one_that_takes_too_long(): time.sleep(60)
@@ -53,6 +57,7 @@ def test_every_case_has_one_outcome(runner: suites.Runner) -> None:
         "test_nothing": "skipped",
         "test_what_is_refused": "refused",
         "test_an_error": "error",
+        "test_a_failed_case_keeps_nothing": "passed",
         "test_a_process_that_ends[1]": "ended",
         "test_a_process_that_ends[2]": "passed",
         "test_one_that_takes_too_long": "slow",
