@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Measure the speed of C relative to numpy, and of all cores relative to one.
+"""Measure how much faster C is than numpy, and all cores are than one core.
 
 usage: python benchmark.py [KEYS]
        python benchmark.py programs
 
-The kernel is the fixtures' attention: causal, head dimension 64, in blocks of 64 queries and 32
-keys. It has one head, or eight heads on several cores. With `programs`, eight small programs and an
-empty launch are measured in C alone. This needs clang-22 and lld-22.
+The kernel is the attention of the fixtures: causal, head dimension 64, in blocks of 64 queries and
+32 keys. It has one head for the comparison of C with numpy, and eight heads for that of cores. With
+the argument `programs`, eight small programs and an empty launch are measured in C alone. The
+benchmark needs clang-22 and lld-22.
 """
 
 import os
@@ -24,7 +25,7 @@ from strix_emulate.native import library as native
 WORDS = 1 << 18
 THREADS = 256
 GROUPS = 64
-#: Each kernel reads `in` and writes `out`. Both have WORDS floats.
+#: Each kernel reads the array `in` and writes the array `out`. Each array has WORDS floats.
 PROGRAMS = """
 #define KERNEL(name) extern "C" __attribute__((global)) void name(float *out, const float *in)
 #define SHARED static __attribute__((shared)) float
@@ -98,7 +99,7 @@ KERNEL(scratch) {
 
 
 def programs() -> None:
-    """Print each kernel's million wave-instructions per CPU second, of the best of ten launches."""
+    """Print the million wave-instructions per CPU second of each kernel's best launch of ten."""
     command = [
         "clang-22",
         "-xhip",
@@ -151,10 +152,11 @@ def main(size: int) -> None:
     kernel = attention_kernel()
 
     def best(heads: int, **options) -> tuple[float, float, int]:
-        """Return the best of five launches.
+        """Return the highest speeds of five launches.
 
         Returns:
-            Million wave-instructions per CPU second, the same per second, and the cores.
+            Million wave-instructions per CPU second, million wave-instructions per second, and the
+            number of cores.
         """
         q, k, v = np.random.default_rng(0).standard_normal((3, heads, size, 64)).astype(np.float16)
         speeds = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Skip these tests, with the reason, if there is no disassembler: kernels cannot be executed."""
+"""Skip these tests if there is no disassembler, without which kernels cannot be executed."""
 
 import gc
 
@@ -7,7 +7,8 @@ import pytest
 from strix_emulate.code import llvm
 from strix_emulate.errors import DisassemblerError
 
-# decoded kernels stay in memory, and visiting them would take the collector a third of the CPU time
+# Decoded kernels stay in memory. With Python's default thresholds, the garbage collector would
+# visit them so often that it takes a third of the CPU time.
 gc.set_threshold(10_000, 10, 100)
 
 

@@ -91,7 +91,8 @@ def memory() -> dict:
     for pointer in pointers[::2] + pointers[1::2]:
         assert hip.hipFree(pointer) == 0
     results["first again"] = allocate(100).value == min(x.value for x in pointers)
-    # allocate nearly all memory twice: freed memory is used again if there is no other
+    # Allocate nearly all memory twice. The second allocation succeeds only if it gets the freed
+    # memory.
     nearly_all = c_size_t(total.value - (4 << 20))
     for _ in range(2):
         assert call("hipMalloc", byref(p), nearly_all) == "hipSuccess"
@@ -151,7 +152,7 @@ def wait(path: str) -> dict:
     """Start the server, and wait for a signal before the launches."""
     function = load(path, "add")
     array = allocate(4000)
-    # blocked, because with signal.pause() a signal that comes early would be lost
+    # SIGUSR1 is blocked, because signal.pause() would miss a signal that comes before the call.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     print("ready", flush=True)
     signal.sigwait({signal.SIGUSR1})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The stand-in runtime for tests, installed or built here, and programs that run on it."""
+"""Find or build the stand-in runtime for tests, and build and run programs that use it."""
 
 import importlib.util
 import os
@@ -34,7 +34,7 @@ def find_clang() -> str:
     for name in ("clang-22", "clang-23", "clang"):
         path = shutil.which(name)
         if path and shutil.which(name.replace("clang", "ld.lld")):
-            # an older clang has the target amdgcn, but not the processor
+            # An older clang may know the target amdgcn, but not the processor gfx1151.
             probe = [path, "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx1151", "-nogpulib", "-x", "c"]
             done = subprocess.run([*probe, "-S", "-o", "-", os.devnull], capture_output=True)
             if done.returncode == 0:
@@ -89,7 +89,7 @@ def compile_device_code(source: Path, output: Path, *options: str) -> Path:
 
 
 def build_host_program(source: Path, image: Path, folder: Path, name: str, *options: str) -> Path:
-    """Build a HIP program, or a library if the options say so, with an embedded image."""
+    """Build a HIP program that embeds an image, or a library if the options request one."""
     compiled = folder / f"{name}.o"
     run(
         find_clang(),
@@ -124,7 +124,7 @@ def link(folder: Path, *inputs, name: str) -> Path:
 
 
 def build_hip_program(name: str, folder: Path, *options: str) -> Path:
-    """Build a program of hip/."""
+    """Build the program `name` from the folder hip."""
     source = HIP_PROGRAMS / f"{name}.hip"
     image = compile_device_code(source, folder / f"{name}.hsaco", *options)
     return build_host_program(source, image, folder, name)
@@ -168,13 +168,13 @@ amdhsa.kernels:
 
 
 def assemble(folder: Path, name: str, *kernels: tuple, directive: str = "") -> Path:
-    """Make a code object of kernels with one pointer argument.
+    """Assemble kernels, each with one pointer argument, into a code object.
 
     Args:
         folder: Receives the files.
         name: The name of the code object.
         kernels: The name, instructions and lanes per wave of each kernel.
-        directive: A line for each kernel's descriptor.
+        directive: A line that is added to each kernel's descriptor.
     """
     objects = []
     for kernel, body, wave in kernels:
@@ -213,6 +213,9 @@ def run_on_device(command: list, *options: str, **variables: str) -> subprocess.
 def run_emulated(
     folder: Path, *command, options=(), **variables: str
 ) -> subprocess.CompletedProcess:
-    """Run a command on the emulated device, with the installed library or the folder's."""
+    """Run a command on the emulated device.
+
+    The library is the installed one. If none is installed, it is built in the folder.
+    """
     library_folder = str(find_library(folder / "lib"))
     return run_on_device([*command], *options, STRIX_EMULATE_HIP=library_folder, **variables)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run Triton kernels on torch's tensors in the memory of the emulated device.
 
-Prints JSON: whether a kernel's results of three sizes are right, and facts about the device. With
-the argument "outside", it then launches a kernel that leaves its tensor.
+The program prints JSON: whether a kernel's results are right for three sizes, and facts about the
+device. With the argument "outside", the program then launches a kernel that accesses memory outside
+of its tensor.
 """
 
 import json

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run Triton's AMD driver on the emulated device; print the largest error of each kernel as JSON.
 
-Driver, C launcher and argument packing are Triton's, unmodified. torch is a mock, which
-gives the driver the current device and stream, and the autotuner events.
+The driver, the C launcher and the packing of arguments are Triton's, unmodified. A mock of torch
+gives the driver the current device and stream, and gives the autotuner its events.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ class Tensor:
         return self.address
 
     def untyped_storage(self):
-        """Return an object with the size, by which Triton decides on buffer instructions."""
+        """Return an object with the size, by which Triton decides about buffer instructions."""
         return types.SimpleNamespace(size=lambda: self.array.nbytes)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Arithmetic on bit patterns by Python's integers and fractions: exact, and rounded once.
+"""Compute on bit patterns with Python's integers and fractions; round exact results once.
 
-The module shares no code with the machine.
+This module shares no code with the machine.
 """
 
 import struct
@@ -11,7 +11,7 @@ from functools import cache
 
 M32 = 0xFFFFFFFF
 M64 = 0xFFFFFFFFFFFFFFFF
-#: Formats: significand bits, smallest normal exponent, largest exponent, total bits.
+#: Each format is a tuple: significand bits, smallest normal exponent, largest exponent, total bits.
 F32 = (24, -126, 127, 32)
 F16 = (11, -14, 15, 16)
 F64 = (53, -1022, 1023, 64)
@@ -41,7 +41,7 @@ def value(bits: int, form: tuple):
 
 
 def encode(number, form: tuple, negative_zero: bool = False) -> int:
-    """Return the bits of a Fraction, rounded to nearest even, or of a name that value() returns."""
+    """Return the bits of a Fraction, rounded to nearest even, or of "nan", "inf" or "-inf"."""
     precision, min_exponent, max_exponent, width = form
     infinity = ((1 << (width - precision)) - 1) << (precision - 1)
     if number == "nan":
@@ -106,7 +106,7 @@ def negate(a: int, form: tuple) -> int:
 
 
 def compare_numbers(a: int, b: int, form: tuple) -> int | None:
-    """Return -1, 0 or 1 for a < b, a = b or a > b, and None with a NaN."""
+    """Return -1, 0 or 1 for a < b, a = b or a > b, and None if a or b is a NaN."""
     big = {"inf": power_of_two(1999), "-inf": -power_of_two(1999)}
     x, y = (value(v, form)[0] for v in (a, b))
     if "nan" in (x, y):
@@ -131,7 +131,7 @@ def extreme(a: int, b: int, form: tuple, largest: bool) -> int:
         return a
     order = compare_numbers(a, b, form)
     if order == 0:
-        # zeros of either sign, or equal numbers, which have the same bits
+        # Equal numbers have the same bits, unless they are zeros with different signs.
         return (a & b) if largest else (a | b)
     return a if (order > 0) == largest else b
 

@@ -95,7 +95,7 @@ def attention(
 def compile_kernel(
     function, signature: dict[str, str], constants: dict, arch: str = "gfx1151", **options
 ):
-    """Return the ELF bytes, and the bytes of LDS that Triton requests at launch."""
+    """Return the bytes of the ELF file, and the bytes of LDS that Triton requests at launch."""
     source = ASTSource(function, signature | dict.fromkeys(constants, "constexpr"), constants)
     compiled = triton.compile(source, target=GPUTarget("hip", arch, 32), options=options)
     return compiled.asm["hsaco"], compiled.metadata.shared
@@ -109,7 +109,7 @@ def code_object() -> bytes:
 
 @cache
 def kernel(name: str, arch: str = "gfx1151", **_) -> Kernel:
-    """Return a fixture by name."""
+    """Return the kernel of the fixture with this name."""
     sources = {
         "add": (add, _ADD, {"BLOCK": 256}),
         "matmul": (
@@ -163,7 +163,7 @@ def attention_case(
 
 
 def run_attention(causal: bool, case, instructions=None, options=None, arch="gfx1151"):
-    """Return the fixture's result and logsumexp for a case of attention_case, and the launch."""
+    """Run the fixture on a case of attention_case; return result and logsumexp, and the launch."""
     (q, k, v), _ = case
     out = np.zeros_like(q)
     lse = np.zeros(q.shape[:2], np.float32)
@@ -188,11 +188,11 @@ def run_attention(causal: bool, case, instructions=None, options=None, arch="gfx
 
 
 def mutation_cases(causal: bool) -> list:
-    """Return the cases by which faults are judged.
+    """Return the cases with which the results of faulty kernels are judged.
 
-    Their last blocks have 31, 3, 1, 25, 1 and 1 keys. The second case has two heads. The fourth is
-    smaller than a block, in which its addresses cross 4 GiB. The fifth has a single row. In the
-    sixth, the result depends on the maxima.
+    The last blocks of the six cases have 31, 3, 1, 25, 1 and 1 keys. The second case has two heads.
+    All keys of the fourth case are in one block, whose addresses cross 4 GiB. The fifth case has a
+    single row. In the sixth case, the result depends on the maxima.
     """
     return [
         attention_case(causal, 127),

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare random kernels, compiled by clang for gfx1151 and emulated, with the same on the host.
+"""Compare random kernels that the emulator executes with the same kernels on the host.
 
 usage: python fuzz.py [--seed N] [--count N]
 
-Each kernel is compiled at -O0 to -O3 and executed in C, if C is installed. The first of ten kernels
-is also executed by numpy, and at -O0 with all checks; this takes most of the time. A kernel's
-number is its seed, so that --seed N --count 1 reproduces a difference in all these ways.
+clang compiles each kernel for gfx1151 at -O0 to -O3. The emulator executes the kernel in C if C is
+installed, and otherwise with numpy. The first of every ten kernels is executed by both, and at -O0
+with all checks, which takes most of the time. At -O0, the other kernels are executed without
+checks. A kernel's number is its seed: `--seed N --count 1` repeats all executions of kernel N.
 
-Exit status: 0 without differences except LLVM's known faults, 1 with others, 2 for wrong usage, 3
-without a compiler or disassembler.
+The exit status is 0 if all differences are known faults of LLVM, 1 if there are others, 2 for wrong
+usage, and 3 without a compiler or disassembler.
 """
 
 import argparse
@@ -33,13 +34,15 @@ from strix_emulate.native import library as native
 THREADS = 64
 WORDS = 4
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
-#: Number of kernels that are compiled together; one of SHARE kernels is executed in all ways.
+#: BATCH kernels are compiled together. One of SHARE kernels is executed by each engine, with
+#: checks.
 BATCH = 50
 SHARE = 10
-#: Checks that are off: unoptimised code spills lanes that nothing wrote.
+#: By level, checks that are always off: at -O0, clang spills lanes that nothing wrote.
 _OFF = {"-O0": frozenset({"uninitialised"})}
 _TYPES = ("u32", "i32", "u64", "i64", "u16", "u8", "f32", "f64")
-#: No undefined behaviour: signed sums wrap (-fwrapv), and shift counts and divisors are bounded.
+#: These expressions have no undefined behaviour, because signed sums wrap (-fwrapv), and shift
+#: counts and divisors are bounded.
 _INTEGER = (
     "({a} + {b})",
     "({a} - {b})",
@@ -64,15 +67,17 @@ _FLOAT = (
     "__builtin_fabs({a})",
     "({a} != {b} ? {a} : {b} * 0.5)",
 )
-#: LLVM's faults, by the macro that hides the operand from LLVM and so avoids the fault.
+#: Faults of LLVM, each by the name of a macro. The macro hides an operand from LLVM, which avoids
+#: the fault.
 FAULTS = {
-    # patches/llvm/fsub-zero-modifier.report.md
+    # patches/llvm/fsub-zero-modifier.report.md describes this fault.
     "MINUEND": "SelectVOP3ModsImpl treats 0.0 - x as -x",
-    # the other two are fixed after LLVM 22: llvm-project#210077 and #196418
+    # The next two faults are fixed after LLVM 22, by llvm-project#210077 and llvm-project#196418.
     "LESSER": "matchSelectPattern treats x < 0 ? x : 0 as a minimum, which is -0 for x = -0",
     "DIVIDEND": "LowerDIVREM24 treats unsigned numbers near 2**32 as small ones",
 }
-#: Functions are inlined at -O0, too: with calls, the whole file would be decoded for each kernel.
+#: Functions are inlined at -O0, too. If a kernel called them, the whole file would be decoded for
+#: each kernel.
 _HEAD = """
 typedef unsigned u32; typedef int i32; typedef unsigned long u64; typedef long i64;
 typedef unsigned short u16; typedef unsigned char u8; typedef float f32; typedef double f64;
@@ -106,7 +111,7 @@ FUNCTION u32 bits(f64 y) {
 
 
 class Writer:
-    """Writes the source of one kernel, by its number."""
+    """Writes the source of one kernel, whose number is the seed."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -115,7 +120,7 @@ class Writer:
         self.lines: list[str] = []
 
     def value(self, kind: str) -> str:
-        """Return a variable or a constant, converted to the kind."""
+        """Return a variable or a constant, converted to the type `kind`."""
         if self.rng.random() < 0.2:
             if kind[0] == "f":
                 return f"({kind}){self.rng.choice((0.0, -0.0, 1.5, -3.25, 1e-40, 3e38, 0.1))}"
@@ -126,7 +131,7 @@ class Writer:
         return name if own_kind == kind else f"({kind}){name}"
 
     def expression(self, kind: str, depth: int = 2) -> str:
-        """Return a tree of operations."""
+        """Return the text of a random tree of operations."""
         if depth == 0 or self.rng.random() < 0.2:
             return self.value(kind)
         a, b = (self.expression(kind, depth - 1) for _ in range(2))
@@ -141,7 +146,7 @@ class Writer:
         self.names[name] = kind
 
     def change(self) -> str:
-        """Return an assignment."""
+        """Return an assignment to a random variable."""
         name, kind = self.rng.choice(list(self.names.items()))
         return f"{name} = {self.expression(kind)};"
 
@@ -189,7 +194,7 @@ class Writer:
 
 @dataclass
 class Difference:
-    """A kernel that traps or differs from the host. `fault` names a fault of LLVM as the cause."""
+    """A kernel that traps or differs from the host. `fault` names a fault of LLVM that causes it."""
 
     number: int
     level: str
@@ -244,8 +249,8 @@ def differences(
 ) -> Iterator[Difference]:
     """Compile and execute kernels, and yield their differences from the host.
 
-    One of `share` kernels is executed by all engines and with all checks, the others by the last
-    engine only.
+    The first of every `share` kernels is executed by all engines and with all checks. The others
+    are executed by the last engine only, and at -O0 without checks.
     """
     text = source(numbers)
     with tempfile.TemporaryDirectory() as scratch:
@@ -288,7 +293,10 @@ def differences(
 
 
 def fault(clang: str, number: int, level: str, expected: np.ndarray, options: Options) -> str:
-    """Return the names of LLVM's faults without which a kernel does not differ, or ""."""
+    """Return the names of LLVM's faults that cause a kernel's difference, or "".
+
+    If the macros of these faults hide their operands, the kernel no longer differs.
+    """
     text = source(range(number, number + 1))
     for faults in (*combinations(FAULTS, 1), tuple(FAULTS)):
         with tempfile.TemporaryDirectory() as scratch:
@@ -339,7 +347,7 @@ def main() -> int:
         return 3
     engines = ("numpy", "C") if native.load_library() is not None else ("numpy",)
     difference_count = faults = 0
-    # without this, collections take 40 % of the time: unoptimised code has many instructions
+    # Unoptimised code has so many instructions that garbage collection would take 40 % of the time.
     gc.disable()
     for first in range(options.seed, options.seed + options.count, BATCH):
         numbers = range(first, min(first + BATCH, options.seed + options.count))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Parse LLVM's text of an instruction into operands and modifiers.
 
-Tests compare them with the operands and modifiers that `code.encodings` reads from the bytes.
+Tests compare the operands and modifiers of the text with those that `code.encodings` reads from the
+bytes.
 """
 
 import re
@@ -58,7 +59,7 @@ def operands(text: str) -> tuple[tuple[Operand, ...], dict]:
     arguments = text.partition(" ")[2]
     operands = []
     modifiers = {}
-    # a comma in brackets belongs to a modifier or a range of registers
+    # A comma in brackets does not end an operand: it belongs to a modifier or a range of registers.
     for part in re.split(r",\s*(?![^\[(]*[\])])", arguments) if arguments else ():
         words = part.split()
         if not words:
@@ -67,7 +68,7 @@ def operands(text: str) -> tuple[tuple[Operand, ...], dict]:
         for word in words[1:]:
             key, value = _modifier(word)
             modifiers[key] = value
-    # a lone modifier, such as "glc", can follow no operand at all
+    # An instruction without operands may still have a modifier, such as "glc".
     return tuple(operands), modifiers
 
 
@@ -85,13 +86,14 @@ def _modifier(word: str) -> tuple[str, int | tuple[int, ...] | bool]:
 
 
 def _swizzle(text: str) -> int:
-    """Return the offset of DS_SWIZZLE that LLVM prints as a pattern.
+    """Return the offset of DS_SWIZZLE for the pattern that LLVM prints.
 
-    Patterns that rotate are not supported: LLVM leaves out a part of them.
+    Patterns that rotate are not supported, because LLVM prints only a part of them.
     """
     kind, *words = text.removeprefix("swizzle(").rstrip(")").split(",")
     if kind == "BITMASK_PERM":
-        # each bit of the lane is 0, 1, preserved or inverted
+        # Each character of the pattern clears, sets, preserves or inverts a bit of the lane's
+        # number.
         bits = words[0].strip('"')
         masks = (("pi", 0), ("1", 5), ("i", 10))
         return sum(
@@ -131,7 +133,7 @@ def operand(word: str) -> Operand:
         last = int(match["last"] or first)
         half = match["half"] or ""
         return Operand(match["file"], first, last - first + 1, half, 0, neg, abs_)
-    # LLVM prints lit() for a literal whose value an inline constant can have
+    # LLVM prints lit(...) around a literal if an inline constant could have the same value.
     if match := re.fullmatch(r"lit\((0x[0-9a-f]+)\)", word):
         word = match[1]
     if word in APERTURES:

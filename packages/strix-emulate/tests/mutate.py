@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Test whether faults in a kernel are caught: delete single instructions and launch again."""
+"""Delete single instructions of a kernel, launch it again, and test whether the fault is caught."""
 
 import contextlib
 import random
@@ -41,7 +41,7 @@ class Verdicts:
 
 
 def delete(instructions: list[Instruction], address: int) -> list[Instruction]:
-    """Return a copy in which the instruction at an address does nothing."""
+    """Return a copy of the instructions in which the one at this address does nothing."""
     result = list(instructions)
     for i, ins in enumerate(instructions):
         if ins.address == address:
@@ -76,10 +76,10 @@ def barriers(instructions: list[Instruction]) -> list[int]:
 def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int], int]:
     """Return the addresses of busy waits, and the number of idle ones.
 
-    A wait is idle if nothing was outstanding whenever it ran: compilers place waits at every merge
-    of control flow. Waits for stores (vscnt) order only memory that other waves read. A wait before
-    a load into the upper half of a register is left out, because its counter keeps these loads in
-    order anyway (waits.check_pending).
+    A wait is idle if nothing was outstanding whenever the wait was executed. Compilers place such
+    waits wherever branches of control flow merge. Waits for stores (vscnt) order only memory that
+    other waves read. A wait before a load into the upper half of a register is left out, because
+    the load's counter keeps the two loads in order without the wait (waits.check_pending).
     """
     waits_of_kernel = [
         ins.address
@@ -127,8 +127,7 @@ def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[i
     """Return the addresses of random instructions whose deletion can make a difference.
 
     Waits and barriers are left out, because they are judged separately. Also left out are hints,
-    cache control, and branches that only save time, over code that does nothing without active
-    lanes.
+    cache control, and branches that only save time by skipping code without active lanes.
     """
     skipped = (
         NO_EFFECT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare C with numpy, bit for bit, on random instructions and on a list of rarer ones.
+"""Compare C with numpy, bit for bit, on random instructions and on a list of rare instructions.
 
 `python native_check.py 1000` compares 40,000 instructions and prints the differences.
 """
@@ -23,7 +23,8 @@ from strix_emulate.native.runs import Session, encode
 from strix_emulate.run import program
 
 WAVES = 3
-#: Instructions that the random generator does not write: lanes, matrices, halves, EXEC.
+#: Instructions that the random generator does not produce: lane exchanges, matrix products, halves
+#: of registers, and writes of EXEC.
 RARE = """
 v_permlane16_b32 v1, v2, s4, s5
 v_permlanex16_b32 v1, v2, s4, 0x76543210
@@ -161,7 +162,7 @@ class Report:
 
 
 def random_instructions(rng: random.Random, count: int) -> list[str]:
-    """Return random instructions. Each mnemonic comes once before any comes again."""
+    """Return random instructions. Each mnemonic comes once before any comes twice."""
     tables = selftest.tables()
     texts: list[str] = []
     while len(texts) < count:
@@ -171,7 +172,10 @@ def random_instructions(rng: random.Random, count: int) -> list[str]:
 
 
 def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.ndarray]:
-    """Return V and S of WAVES waves, most with all lanes active. v8 to v15 repeat, as for WMMA."""
+    """Return random V and S of WAVES waves, most with all lanes active.
+
+    From v8 on, every 16 lanes repeat the first 16 lanes, as WMMA requires.
+    """
     draw = np.random.default_rng(rng.getrandbits(32))
 
     def bits(*shape):
@@ -216,7 +220,8 @@ def compare(
         flat = (native.COp * len(ops))(*ops)
         with np.errstate(all="ignore"):
             if session.run(by_c, native.ctypes.addressof(flat), len(ops)) < len(ops):
-                # with a partial EXEC, numpy executes it anyway
+                # With a partial EXEC, C leaves this instruction to numpy, so there is nothing to
+                # compare.
                 continue
             step.run(by_numpy)
         report.compared[name] += 1
@@ -225,7 +230,10 @@ def compare(
 
 
 def difference(step: Step, expected: Waves, got: Waves) -> str:
-    """Return which register differs, or "". NaNs are equal: numpy's choice among several varies."""
+    """Return which register differs, or "".
+
+    All NaNs count as equal, because numpy's choice among the NaNs of several operands varies.
+    """
     numbers = set()
     for micro in step.traits.executable.micros or ():
         if micro.kind in _NUMBERS and len(micro.sources) > 1:

@@ -6,8 +6,9 @@ modifiers, and with `lit:` a literal constant. Other kinds are "mask" and "vcc" 
 lane), "old" (the previous value of the destination), "lane" (the number of the lane), "imm" (an
 immediate of 16 bits), "scc", "exec" and "exec64".
 
-Kinds of results are these types, and h2 (two float16), z16 (a float16 below 16 zeros), lo16 and
-hi16 (a float16 in the half that the mnemonic names), "mask", and a type with "+mask".
+Kinds of results are the types and "mask", a type with "+mask", and h2 (two float16), z16 (a float16
+in the low half, with zeros in the high half), lo16 and hi16 (a float16 in the half that the
+mnemonic names).
 """
 
 import random
@@ -21,11 +22,13 @@ from oracle_parts import Choice
 from strix_emulate.code.decode import EXEC, VCC
 
 REGISTERS = 16
-#: Scalar registers that are used only for masks. In wave64 they are pairs, see widen.
+#: Scalar registers that are used only for masks. In wave64, each mask is a pair of registers (see
+#: `widen`).
 MASK_IN = 10
 MASK_OUT = 12
 _MASKED = re.compile(r"v_(cmp_|cndmask|\w+_co_|div_scale|mad_[iu]64)")
-#: Values that often go wrong: zeros, ones, denormals, largest, infinities, NaNs, integer limits.
+#: Values that implementations often get wrong: zeros, ones, denormals, largest numbers, infinities,
+#: NaNs, integer limits.
 EDGES = (
     0,
     1,
@@ -86,7 +89,10 @@ _IMPLICIT = {
 
 @dataclass
 class Source:
-    """A generated operand: its text, and the place of its bits. `file` is "" for a constant."""
+    """A generated operand: its text, and its register.
+
+    A constant has no register: `file` is "", and `bits` is the value.
+    """
 
     text: str
     file: str = ""
@@ -99,7 +105,7 @@ class Source:
 
 @dataclass
 class Operation:
-    """A generated instruction of a mnemonic of the oracle, and the places of its results.
+    """A generated instruction with a mnemonic of the oracle, and the registers of its results.
 
     Attributes:
         mnemonic: The mnemonic.
@@ -123,7 +129,10 @@ class Operation:
 
 
 def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
-    """Return a random instruction of an entry. `file` is "v" or "s"."""
+    """Return a random instruction for an entry of the oracle.
+
+    `file` is "v" for vector instructions and "s" for scalar ones.
+    """
     result, kinds, function = entry
     modifiers = set()
     words = []
@@ -156,7 +165,7 @@ def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
     words += [source.text for _, source in sources if source.text]
     numbers = file == "v" and kind in _MODIFIED and set(kinds) <= _MODIFIED
     if numbers and len(kinds) > 1 and rng.random() < 0.3:
-        # omod has no effect in the programs' mode: IEEE, with denormals
+        # These programs run in IEEE mode with denormals, in which mul and div have no effect.
         modifiers.add(rng.choice([" clamp", " mul:2", " mul:4", " div:2"]))
     short = file == "s" or name.startswith(
         ("v_pk_", "v_fma_mix", "v_dot4", "v_dot8", "v_dot2_f32", "v_dot2acc")
@@ -167,7 +176,7 @@ def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
 
 
 def _any_source(rng, file: str, token: str, target, result: str, allow_scalar: bool):
-    """Return the kind and the source of a token."""
+    """Return the kind, without a prefix, and a random operand for a kind that may have a prefix."""
     if token == "old":
         return result.partition("+")[0], Source("", target.file, target.index, target.high)
     if token in _IMPLICIT:
@@ -183,7 +192,7 @@ def _any_source(rng, file: str, token: str, target, result: str, allow_scalar: b
         return "imm", Source(f"{bits:#x}", bits=bits)
     prefix, _, kind = token.rpartition(":")
     if prefix == "lit":
-        # A bit is set in each byte, so that few values are those of inline constants.
+        # A bit is set in each byte, so that few of these literals could be inline constants.
         bits = random_bits(rng) | 0x01010101
         bits = bits & 0xFFFF if kind == "f16" else bits
         return kind, Source(f"{bits:#x}", bits=bits)
@@ -226,15 +235,16 @@ def random_bits(rng: random.Random) -> int:
     if chance < 0.4:
         return rng.choice(EDGES)
     if chance < 0.7:
-        # a number of ordinary size, so that not all sums overflow
+        # The number is of ordinary size, so that not all sums overflow.
         return exact.float_bits(rng.uniform(-8, 8))
     return rng.getrandbits(32)
 
 
 def widen(text: str) -> str:
-    """Return a wave32 instruction for wave64: masks are pairs, and a matrix has half the registers.
+    """Convert a wave32 instruction for wave64, or return "" if wave64 does not have it.
 
-    The result is "" for an instruction that wave64 lacks.
+    Masks become pairs of registers. The result and the addend of a matrix product take half as many
+    registers.
     """
     if text.startswith("v_dual_"):
         return ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A second, slow implementation of the ISA document, for one lane.
 
-It shares no code with the machine. Each entry is a mnemonic with the kinds of its operands and a
-function on bit patterns, which uses the arithmetic of `exact`.
+The oracle shares no code with the machine. Each entry is a mnemonic with the kinds of its operands
+and a function on bit patterns. The functions use the arithmetic of the module `exact`.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ from exact import (
 
 
 def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    """Return by mnemonic the kind of the result, the kinds of sources, and a function on bits.
+    """Return the kind of the result, the kinds of the sources and a function on bits by mnemonic.
 
-    A "mask" is one bit.
+    A value of the kind "mask" is one bit.
     """
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
     for kind, form in (("f32", F32), ("f16", F16), ("f64", F64)):
@@ -310,7 +310,7 @@ def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
 
 
 def _enter_size(n: int, enter: Callable) -> None:
-    """Enter the instructions that exist for both 32 and 64 bits."""
+    """Enter the instructions that exist for both 32 and 64 bits, in the form for n bits."""
     kind = f"u{n}"
     mask = (1 << n) - 1
 

@@ -34,7 +34,7 @@ _SIGN = 1 << 31
 
 
 def near(number, form: tuple, negative: bool = False) -> set[int]:
-    """Return the nearest number and its neighbours: an error of 1 ulp is allowed."""
+    """Return the nearest number and its neighbours, because an error of 1 ulp is allowed."""
     bits = encode(number, form, negative)
     if isinstance(number, str):
         return {bits}
@@ -103,7 +103,10 @@ def _wave(function: Callable) -> Callable:
 
 
 def _approximated(function: Callable, form: tuple, flushes: bool) -> Callable:
-    """Return a function with an allowed error of 1 ulp. `flushes`: denormals count as zero."""
+    """Return a function with an allowed error of 1 ulp.
+
+    With `flushes`, denormal operands and results count as zero.
+    """
     tiny = 1 << (form[0] - 1)
     top = 1 << (form[3] - 1)
 
@@ -118,7 +121,7 @@ def _approximated(function: Callable, form: tuple, flushes: bool) -> Callable:
             denormal = {b for b in result if b & ~top < tiny}
             result = (result - denormal) | {b & top for b in denormal}
         if 0 in result or top in result:
-            # the sign of a zero is not documented
+            # The sign of a zero is not documented.
             result |= {0, top}
         return result
 
@@ -133,7 +136,7 @@ def _fraction(form: tuple) -> Callable:
         if isinstance(value(bits, form)[0], str):
             return NAN[form]
         result = add(bits, negate(floor(bits), form), form)
-        # for numbers just below zero, the result may be 1 or the largest number below 1
+        # For a number just below zero, the result may be 1 or the largest number below 1.
         return {one_bits, one_bits - 1} if result == one_bits else result
 
     return run
@@ -150,7 +153,7 @@ def _mantissa(form: tuple) -> Callable:
 
 
 def _exponent_of(x: Fraction) -> int:
-    """Return the exponent e for which |x| is from 0.5 to 1 times 2**e."""
+    """Return the exponent e for which 0.5 * 2**e <= |x| < 2**e."""
     x = abs(x)
     n = x.numerator.bit_length() - x.denominator.bit_length()
     return n + 1 if x >= power_of_two(n) else n
@@ -190,7 +193,7 @@ def _quotient(a: int, b: int, form: tuple) -> int:
 
 
 def _division_scale(form: tuple, power: int, min_difference: int, max_numerator: int) -> Callable:
-    """Return V_DIV_SCALE, whose result is (allowed numbers, flag)."""
+    """Return the function of V_DIV_SCALE. Its result is a tuple: allowed numbers, and the flag."""
     one_bits = encode(Fraction(1), form)
 
     def run(a: int, denominator: int, numerator: int):
@@ -205,7 +208,8 @@ def _division_scale(form: tuple, power: int, min_difference: int, max_numerator:
         if _is_denormal(denominator, form):
             return up, 0
         if small_inverse and small_quotient:
-            # the document scales up, but LLVM's division is right only if this scales down
+            # The document scales up, but LLVM's division is correct only if V_DIV_SCALE scales
+            # down.
             return ({up, down} if a == denominator else a), 1
         if small_inverse:
             return down, 0
@@ -217,7 +221,7 @@ def _division_scale(form: tuple, power: int, min_difference: int, max_numerator:
 
 
 def _division_fix(form: tuple, underflow: int | None) -> Callable:
-    """Return V_DIV_FIXUP, a function of quotient, denominator and numerator."""
+    """Return V_DIV_FIXUP, a function of the quotient, the denominator and the numerator."""
 
     def run(quotient: int, denominator: int, numerator: int):
         (n, nn), (d, nd) = value(numerator, form), value(denominator, form)
@@ -235,7 +239,8 @@ def _division_fix(form: tuple, underflow: int | None) -> Callable:
         top = 1 << (form[3] - 1)
         size = quotient & ~top
         if value(quotient, form)[0] == "nan":
-            # earlier steps overflowed; LLVM's division needs the infinity
+            # The quotient is a NaN because earlier steps overflowed. LLVM's division needs infinity
+            # here.
             return {NAN[form], infinity}
         return size | top * negative
 
@@ -243,7 +248,10 @@ def _division_fix(form: tuple, underflow: int | None) -> Callable:
 
 
 def _division_fma(form: tuple, power: int) -> Callable:
-    """Return V_DIV_FMAS. The flag scales the result: up if the addend is large, otherwise down."""
+    """Return the function of V_DIV_FMAS.
+
+    If the flag is set, the result is scaled: up if the addend is large, otherwise down.
+    """
     bias = form[2]
 
     def run(a: int, b: int, c: int, flag: int) -> int:
@@ -277,7 +285,7 @@ def _in_class(form: tuple) -> Callable:
 
 
 def median(a: int, b: int, c: int, form: tuple) -> int:
-    """Return the median, by the document's text."""
+    """Return the median, as the document defines it."""
     if any(value(x, form)[0] == "nan" for x in (a, b, c)):
         return extreme(extreme(a, b, form, False), c, form, False)
     top = extreme(extreme(a, b, form, True), c, form, True)
@@ -318,15 +326,15 @@ _TWO_OVER_PI = _two_over_pi()
 
 
 def zero_wins(a: int, b: int, c: int | None) -> int | set[int]:
-    """Multiply and add, where zero times anything is zero. V_MUL has no addend."""
+    """Return a * b + c, where zero times anything is zero. V_MUL has no c."""
     if 0 in (value(a, F32)[0], value(b, F32)[0]):
-        # for an addend of -0, the document's result is -0, and that of a sum is +0
+        # If the addend is -0, the document's result is -0, but the sum of +0 and -0 is +0.
         return 0 if c is None else {c, add(c, 0, F32)}
     return multiply(a, b, F32) if c is None else fma(a, b, c, F32)
 
 
 def _cube(name: str) -> Callable:
-    """Return a V_CUBE function, with the branches of the document's text."""
+    """Return the function of a V_CUBE instruction, with the branches of the document's text."""
 
     def run(x, y, z):
         def size_at_least(a, b):

@@ -32,7 +32,7 @@ from exact import (
 
 @dataclass
 class Choice:
-    """An operation with random modifiers: make(rng) returns their text and the function."""
+    """An operation with random modifiers. make(rng) returns their text and the function."""
 
     make: Callable[[random.Random], tuple[str, Callable]]
 
@@ -108,7 +108,10 @@ def limited(bits: int, form: tuple) -> int:
 
 
 def dot(bits: int, mixed: bool) -> Choice:
-    """Return an exact dot product of fields, wrapped or saturated. `mixed`: neg_lo sets signs."""
+    """Return an exact dot product of fields, wrapped or saturated.
+
+    With `mixed`, neg_lo selects the operands whose fields are signed.
+    """
 
     def make(rng: random.Random):
         signs = [rng.randrange(2) * mixed for _ in range(2)]
@@ -146,7 +149,7 @@ def dot2(source: tuple) -> Callable:
 
 
 def dot2_short(form: tuple) -> Callable:
-    """Return a dot product with two allowed results, because the document leaves roundings open."""
+    """Return a dot product with two allowed results: the document does not specify the rounding."""
 
     def run(a, b, c):
         parts = [[convert(v >> s & 0xFFFF, form, F32) for v in (a, b)] for s in (0, 16)]
@@ -162,7 +165,7 @@ def dot2_short(form: tuple) -> Callable:
 
 
 def mixed(target: tuple) -> Choice:
-    """Return V_FMA_MIX: each source is a float32 or a half of a register."""
+    """Return V_FMA_MIX, each of whose sources is a float32 or a half of a register."""
 
     def make(rng: random.Random):
         halves, narrow = ([rng.randrange(2) for _ in range(3)] for _ in range(2))
@@ -182,7 +185,7 @@ def mixed(target: tuple) -> Choice:
 
 
 def towards_zero(a: int) -> int:
-    """Convert float32 to float16."""
+    """Convert float32 to float16, rounded towards zero."""
     x, _ = value(a, F32)
     half = convert(a, F32, F16)
     if isinstance(x, str):
@@ -196,7 +199,7 @@ def pair(function: Callable) -> Callable:
 
 
 def normalised(form: tuple, low: int, high: int) -> Callable:
-    """Return a function that maps -1 or 0 .. 1 to the range of an integer."""
+    """Return a function that maps numbers from -1 or 0 to 1 to the range of an integer type."""
 
     def run(a: int) -> int:
         x, _ = value(a, form)

@@ -42,7 +42,7 @@ def _readfirstlane(rng: random.Random) -> Case:
     v = rng.randrange(8)
 
     def run(V, S):
-        # lane 0 if none is active
+        # If no lane is active, the instruction reads lane 0.
         S[9] = V[v][next(iter(_active(S)), 0)]
 
     return f"v_readfirstlane_b32 s9, v{v}", run
@@ -154,7 +154,7 @@ def _move_relative(name: str) -> Callable[[random.Random], Case]:
 
 
 def _exchange(back: bool) -> Callable[[random.Random], Case]:
-    """Return DS_BPERMUTE, which reads the named lane, or DS_PERMUTE, which writes to it."""
+    """Return DS_BPERMUTE, which reads from a lane by number, or DS_PERMUTE, which writes to it."""
 
     def make(rng: random.Random) -> Case:
         d, index, v = _registers(rng, 3)
@@ -210,7 +210,10 @@ _DPP: dict[str, Callable[[int, int], int | None]] = {
 
 
 def _dpp(rng: random.Random, pattern: str) -> Case:
-    """Test V_ADD_NC_U32 whose first source is from another lane, and may be the target."""
+    """Test V_ADD_NC_U32 with DPP.
+
+    The first source is read from another lane. Its register may also be the destination.
+    """
     a, b = _registers(rng, 2)
     d = rng.choice((a, rng.randrange(8)))
     n = rng.randrange(1, 16)
@@ -258,7 +261,10 @@ _DUAL: dict[str, Callable] = {
 
 
 def _dual(rng: random.Random) -> Case:
-    """Test two operations at once: both read before either writes. Their register banks differ."""
+    """Test two operations in one instruction: both read before either of them writes.
+
+    The registers of the two operations are in different banks.
+    """
     first = rng.choice([n for n in _DUAL if n.endswith("f32") or "mov" in n])
     second = rng.choice(list(_DUAL))
     x = (0, 2, 4)
@@ -295,7 +301,10 @@ def _elements(V, first: int, kind: str, sign: bool) -> list[list]:
 
 
 def _wmma(source: str, result: str) -> Callable[[random.Random], Case]:
-    """Return WMMA. Floating-point sums may be in any order, within the error of 17 roundings."""
+    """Return the case of a WMMA instruction.
+
+    Floating-point sums may be added in any order, with the error of 17 roundings.
+    """
     form = {"f32": F32, "f16": F16, "bf16": B16}.get(result)
     unit = Fraction(1, 1 << 24)
 
@@ -348,7 +357,7 @@ class Between:
     """A value that equals each number of a format from `low` to `high`.
 
     With `half`, only this half of the register is compared, and the other half must be unchanged.
-    If both bounds are NaN, it equals any NaN.
+    If both bounds are NaN, the value equals any NaN.
     """
 
     def __init__(self, form: tuple, low: int, high: int, half: int | None, old: int):
@@ -374,7 +383,7 @@ class Between:
         return " to ".join(str(end) for end in self.ends)
 
 
-#: Cases by mnemonic. Those of matrices need all lanes, and ordinary numbers in v8 to v31.
+#: Cases by mnemonic. The cases in MATRICES need all lanes, and ordinary numbers in v8 to v31.
 CASES: dict[str, Callable[[random.Random], Case]] = {
     "v_readlane_b32": _readlane,
     "v_readfirstlane_b32": _readfirstlane,

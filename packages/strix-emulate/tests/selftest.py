@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compare the machine with the oracle on random straight-line programs, assembled by LLVM.
 
-The generator knows operands and modifiers. The machine reads them from LLVM's code, so that a
-misread operand is a disagreement, too. `python selftest.py 1000` compares 40,000 instructions and
-prints the result.
+The generator knows the operands and modifiers of each instruction. The machine reads them from the
+code that LLVM assembles, so that a misread operand also leads to a disagreement.
+`python selftest.py 1000` compares 40,000 instructions and prints the result.
 """
 
 import io
@@ -56,7 +56,7 @@ def code(text: str, width: int = LANES, target: Target = DEFAULT) -> bytes:
     return elf.get_section_by_name(".text").data()
 
 
-#: A kernel for tests, with plain facts in place of a descriptor and metadata.
+#: A kernel for tests, with simple values in place of those from a descriptor and metadata.
 PLAIN = Kernel(
     "test",
     b"",
@@ -87,7 +87,7 @@ PLAIN = Kernel(
 
 
 def kernel(text: str, pointers: int = 2, width: int = LANES, **facts) -> Kernel:
-    """Return a kernel whose arguments are this number of arrays."""
+    """Return a kernel whose arguments are pointers to this number of arrays."""
     arguments = tuple(Argument("", 8 * i, 8, "global_buffer") for i in range(pointers))
     return replace(
         PLAIN,
@@ -105,7 +105,11 @@ def assemble_and_decode(text: str, width: int = LANES) -> list[Instruction]:
 
 
 def real_mnemonics(names: set[str]) -> set[str]:
-    """Return the names that gfx1151's assembler knows. It rejects their operands, not the names."""
+    """Return the names that gfx1151's assembler knows.
+
+    The names are assembled without operands. For a known name, the assembler rejects only the
+    operands.
+    """
     lines = sorted(names)
     try:
         llvm.assemble("\n".join(lines) + "\n")
@@ -152,17 +156,20 @@ def execute(text: str, g: Waves, **mode) -> Waves:
 
 
 def tables() -> list[tuple[str, str, tuple]]:
-    """Return mnemonic, "v" or "s", and the oracle's entry of all instructions of gfx1151."""
+    """Return the mnemonic, "v" or "s", and the oracle's entry of each instruction of gfx1151."""
     entries = [(n, "v", e) for n, e in oracle.vector_table().items()]
     entries += [(n, "s", e) for n, e in oracle.scalar_table().items()]
-    # the same comparisons, whose result is EXEC
+    # V_CMPX instructions compare like V_CMP instructions, but their result is EXEC.
     entries += [(n.replace("v_cmp_", "v_cmpx_"), f, e) for n, f, e in entries if "v_cmp_" in n]
     real = real_mnemonics({name for name, _, _ in entries})
     return [entry for entry in entries if entry[0] in real]
 
 
 def entries() -> list[tuple[str, str, tuple]]:
-    """Return the entries of one round. Scalar entries come ten times, as they have no lanes."""
+    """Return the entries of one round.
+
+    Scalar entries come ten times, because a scalar instruction does not test a value in each lane.
+    """
     entries = tables()
     return entries + 9 * [entry for entry in entries if entry[1] == "s"]
 
@@ -177,7 +184,7 @@ def run(programs: int = 60, length: int = 40, seed: int = 1) -> Report:
         for _ in range(programs):
             operations = []
             for _ in range(length):
-                # each mnemonic once, in random order, before any comes again
+                # Each mnemonic comes once, in random order, before any comes again.
                 order = order or rng.sample(round_entries, len(round_entries))
                 operations.append(operation(rng, *order.pop()))
             _compare(rng, operations, report)
@@ -212,7 +219,7 @@ def _compare(rng: random.Random, operations: list[Operation], report: Report) ->
 
 
 def _fault(done: Operation, before: Waves, after: Waves, lane: int) -> str:
-    """Return the difference in a lane, or ""."""
+    """Return how a lane's result differs from the oracle's, or ""."""
     active = bool(int(before.S[EXEC, 0, 0]) >> lane & 1)
     bits = [_fetch(s, kind, before, lane) for kind, s in done.sources]
     origin = f" from {', '.join(hex(b) for b in bits)}, lane {lane}"
@@ -249,7 +256,7 @@ def _fault(done: Operation, before: Waves, after: Waves, lane: int) -> str:
 
 
 def _same(a: int, b: int, kind: str) -> bool:
-    """Return whether the bits are the same, or both are NaN."""
+    """Return whether the bits are the same, or both values are NaN."""
     if kind == "h2":
         return all(_same(a >> s & 0xFFFF, b >> s & 0xFFFF, "f16") for s in (0, 16))
     form = FORMS.get(kind)
@@ -258,7 +265,7 @@ def _same(a: int, b: int, kind: str) -> bool:
 
 
 def _stray(done: Operation, before: Waves, after: Waves) -> str:
-    """Return which register changed that is not a destination, or ""."""
+    """Return which register changed although the instruction must not write it, or ""."""
     V = before.V ^ after.V
     S = before.S ^ after.S
     S[EXEC] = 0
@@ -270,7 +277,7 @@ def _stray(done: Operation, before: Waves, after: Waves) -> str:
         file = V if target.file == "v" else S
         halves = target.file == "v" and done.kind[-2:] == "16"
         if halves:
-            # the other half of the register must not change
+            # The other half of the register must not change.
             file[target.index] &= 0xFFFF if target.high else 0xFFFF0000
         else:
             file[target.index] = 0

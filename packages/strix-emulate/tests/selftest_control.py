@@ -7,7 +7,8 @@ import selftest
 from strix_emulate.errors import EmulatorError
 from test_checks import EXCHANGE, LOAD, STORE, execute
 
-#: condition: an instruction that makes it true, and one that makes it false. s4 is never 0.
+#: For each condition, an instruction that makes it true, and one that makes it false. s4
+#: is never 0.
 _CONDITIONS = {
     "scc0": ("s_cmp_lg_u32 s4, s4", "s_cmp_eq_u32 s4, s4"),
     "scc1": ("s_cmp_eq_u32 s4, s4", "s_cmp_lg_u32 s4, s4"),
@@ -20,7 +21,8 @@ _SKIP = "s_mov_b32 s8, 1\n{0}\n{1} skip\ns_mov_b32 s8, 5\nskip:\ns_mov_b32 exec_
 _SCALAR = "v_mov_b32 v2, s8\n" + STORE
 _DENORMAL = "v_mov_b32 v3, 3\n{}\nv_add_f32 v2, v3, v3\n" + STORE
 _MODE = "{}\ns_getreg_b32 s8, hwreg(HW_REG_MODE, {}, 4)\n" + _SCALAR
-#: The call is relative to s[8:9], the address behind S_GETPC. The function is behind the program.
+#: S_GETPC sets s[8:9] to the address of the next instruction. The function begins 20 bytes after
+#: this address, and S_BRANCH skips it.
 _CALL = """s_getpc_b64 s[8:9]
 s_add_u32 s8, s8, 20
 s_addc_u32 s9, s9, 0
@@ -35,8 +37,8 @@ s_setpc_b64 s[30:31]
 def cases() -> Iterator[tuple[str, str, list[int]]]:
     """Yield the cases.
 
-    Each is the mnemonics that it tests, the code that follows LOAD in a kernel, and the number that
-    each of the 64 threads must store.
+    Each case is a tuple: the mnemonics that it tests, the code that follows LOAD in the kernel, and
+    the numbers that the 64 threads must store.
     """
     for name, conditions in _CONDITIONS.items():
         for setting, expected in zip(conditions, (1, 5), strict=True):
@@ -59,7 +61,7 @@ def cases() -> Iterator[tuple[str, str, list[int]]]:
         setting = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {value}"
         yield "s_setreg_imm32_b32", _DENORMAL.format(setting), [expected] * 64
         yield "s_getreg_b32", _MODE.format(setting, 4), [value] * 64
-    # LLVM restores in this way a mode that it has changed
+    # LLVM uses these instructions to restore a mode that it has changed.
     body = "s_getreg_b32 s9, hwreg(HW_REG_MODE, 4, 4)\ns_denorm_mode 0\n"
     body += "v_add_f32 v4, v3, v3\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s9"
     yield "s_setreg_b32", _DENORMAL.format(body), [6] * 64

@@ -29,7 +29,8 @@ s_mov_b32 s10, 0x400
 s_mov_b32 s11, 0x30000000
 s_waitcnt vmcnt(0)
 """
-#: Each of 32 threads has a cell of 16 bytes in the output. Its results follow all cells.
+#: The output has a cell of 16 bytes for each of 32 threads. After all cells come the threads'
+#: results, v20 to v23.
 TAIL = """
 s_waitcnt vmcnt(0) lgkmcnt(0)
 s_waitcnt_vscnt null, 0x0
@@ -42,7 +43,7 @@ TO_LDS = _IN + "ds_store_b128 v1, v[8:11]\ns_waitcnt lgkmcnt(0)\n"
 FROM_LDS = "s_waitcnt vmcnt(0) lgkmcnt(0)\nds_load_b128 v[8:11], v1\n" + _OUT
 TO_SCRATCH = _IN + "scratch_store_b128 off, v[8:11], off\n"
 FROM_SCRATCH = "s_waitcnt_vscnt null, 0x0\nscratch_load_b128 v[8:11], off, off\n" + _OUT
-#: v[2:3] becomes the flat address of the thread's cell in an aperture.
+#: v[2:3] becomes the flat address of the thread's cell, in the aperture of LDS or of scratch.
 IN_LDS = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v2, v1\nv_mov_b32 v3, s13\n"
 IN_SCRATCH = "s_mov_b64 s[12:13], src_private_base\nv_mov_b32 v2, 0\nv_mov_b32 v3, s13\n"
 PLACES = {
@@ -53,7 +54,7 @@ PLACES = {
 #: A buffer of 32 records of 16 bytes, one for each thread.
 RECORDS = "s_or_b32 s9, s9, 0x100000\ns_mov_b32 s10, 32\ns_mov_b32 s11, 0x10001000\n"
 
-#: These do not access LDS, despite their names. oracle_waves tests them.
+#: Despite their names, these instructions do not access LDS. oracle_waves tests them.
 _EXCHANGES = ("permute", "bpermute", "swizzle")
 
 
@@ -92,7 +93,7 @@ def execute(body: str, data: bytes, out: bytes, native: bool = True, checks: boo
 
 
 def run(native: bool) -> selftest.Report:
-    """Run all cases. `native`: in C, if it is installed."""
+    """Run all cases. With `native`, they run in C if C is installed."""
     report = selftest.Report()
     for case in cases():
         report.compared += 1
@@ -115,7 +116,10 @@ def run(native: bool) -> selftest.Report:
 
 
 def cases() -> Iterator[Case]:
-    """Yield cases of each mnemonic: flat ones also in LDS and scratch, buffers also of records."""
+    """Yield cases of each mnemonic.
+
+    Flat instructions also access LDS and scratch. Loads and stores of buffers also access records.
+    """
     for name in sorted(selftest.real_mnemonics(vmem.names())):
         space, *words, kind = name.split("_")
         places = PLACES if space == "flat" else ("",)
@@ -133,7 +137,8 @@ def cases() -> Iterator[Case]:
             yield _counter_case(name)
         elif "atomic" in words or (space == "ds" and words[0] not in _EXCHANGES):
             op = next(word for word in words if word not in ("atomic", "rtn"))
-            # LDS atomics that return have other names; a conditional subtraction always returns
+            # An LDS atomic that returns the old value has a name of its own. A conditional
+            # subtraction always returns the old value.
             always = (True,) if "rtn" in words or op == "csub" else (False,)
             for returns in always if space == "ds" or op == "csub" else (False, True):
                 yield from (_atomic(name, space, op, kind, returns, p) for p in places)
@@ -151,7 +156,7 @@ def number(x: int, kind: str):
 
 
 def update(op: str, kind: str, old: int, a: int, b: int) -> int:
-    """Return an atomic's result, by the ISA's pseudocode. a and b are the data registers."""
+    """Return an atomic's result, by the ISA's pseudocode. a and b are values of data registers."""
     x, y, z = (number(v, kind) for v in (old, a, b))
     if kind == "f32" and op == "add":
         return struct.unpack("<I", struct.pack("<f", x + y))[0]
@@ -188,12 +193,12 @@ def _atomic(name: str, space: str, op: str, kind: str, returns: bool, place: str
     size = int(kind[1:]) // 8
     data, cells = map(bytearray, _random(name))
     if kind[0] == "f":
-        # ordinary numbers, no NaN
+        # Floating-point atomics get ordinary numbers, because random bits could be NaN.
         draw = np.random.default_rng(len(name))
         for store in (data, cells):
             store[:] = draw.normal(size=512 // size).astype(f"f{size}").tobytes()
     for i in range(0, 512, 32):
-        # every other lane finds the value with which it compares
+        # In every other lane, memory has the value with which the atomic compares it.
         data[i + size : i + 2 * size] = cells[i : i + size]
     two = op in ("cmpswap", "cmpstore", "mskor")
     words = size // 4
@@ -239,7 +244,10 @@ def _in_buffer(place: str) -> str:
 
 
 def _type(kind: str) -> tuple[int, bool, str]:
-    """Return the bytes, whether the sign is extended, and "low" or "high" for half a register."""
+    """Return the bytes, whether the sign is extended, and which half of a register is accessed.
+
+    The half is "low", "high", or "" for a whole register.
+    """
     letter, bits = re.search(r"(?:^|_)([bui])(\d+)", kind).groups()
     half = ""
     if "hi" in kind:
@@ -300,7 +308,10 @@ def _store(name: str, space: str, kind: str, place: str) -> Case:
 
 
 def _two_addresses(name: str) -> Case:
-    """Return a case of LDS. v[4:7] are 512 bytes behind the thread's cell, for STRIDE64."""
+    """Return a case of an LDS instruction with two addresses.
+
+    A copy of v[4:7] is 512 bytes after the thread's cell, where STRIDE64 accesses it.
+    """
     data, cells = _random(name)
     size = int(name[-2:]) // 8
     far = "stride64" in name
@@ -325,9 +336,9 @@ def _two_addresses(name: str) -> Case:
 
 
 def _scalar(name: str, words: int) -> Iterator[Case]:
-    """Yield loads to s16 and later, with constant and register offsets.
+    """Yield cases of loads to s16 and the registers after it, with constant and register offsets.
 
-    v20 to v23 get the first words of the quarters of the loaded data.
+    The loaded data is divided into quarters. v20 to v23 get the first word of each quarter.
     """
     data, cells = _random(name)
     base = "s[8:11]" if "buffer" in name else "s[6:7]"
@@ -342,7 +353,10 @@ def _scalar(name: str, words: int) -> Iterator[Case]:
 
 
 def _counter_case(name: str) -> Case:
-    """Count twice: 20 lanes, then all lanes. M0 places the counter in the cell of thread 2."""
+    """Return a case that counts 20 lanes, then all lanes.
+
+    M0 places the counter in the cell of thread 2.
+    """
     data, cells = _random(name)
     body = (
         TO_LDS

@@ -15,14 +15,15 @@ REGISTERS = 32
 
 
 def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
-    """Run each case `rounds` times, and those of matrices once."""
+    """Run each case of CASES `rounds` times, and each case of MATRICES once."""
     rng = random.Random(seed)
     report = selftest.Report()
     for name, make in oracle_waves.CASES.items():
         for i in range(rounds):
             V = [[random_bits(rng) for _ in range(LANES)] for _ in range(REGISTERS)]
             S = [random_bits(rng) for _ in range(SCALARS)]
-            # all lanes, lanes without lane 0, or no lane, for which V_READFIRSTLANE has a rule
+            # The rounds have all lanes, lanes without lane 0, and no lane, for which
+            # V_READFIRSTLANE has a rule of its own.
             S[EXEC] = (0xFFFFFFFF, rng.getrandbits(31) << 1 | 1 << 31, 0)[i % 3] & 0xFFFFFFFF
             _compare(name, make(rng), V, S, report)
     for name, make in oracle_waves.MATRICES.items():
@@ -34,7 +35,10 @@ def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
 
 
 def _matrices(name: str, draw) -> list[list[int]]:
-    """Return registers with the addend below v16, and A and B above, repeated in lanes 16 to 31."""
+    """Return registers for a matrix product.
+
+    The addend is below v16. A and B are in v16 and above, where the upper 16 lanes repeat the lower 16.
+    """
     _, _, result, _, source = name.split("_")
     shape = (REGISTERS, LANES)
     bits = draw.integers(1 << 32, size=shape, dtype=np.uint32)
@@ -69,7 +73,7 @@ def _compare(name: str, case: oracle_waves.Case, V, S, report: selftest.Report) 
     for register, lanes in enumerate(V):
         for lane, expected in enumerate(lanes):
             got = int(after.V[register, 0, lane])
-            # expected comes first, because a Between defines the comparison
+            # The expected value comes first, because a Between defines the comparison.
             if expected != got:
                 expected_text = hex(expected) if isinstance(expected, int) else expected
                 report.disagreements.append(

@@ -11,7 +11,10 @@ FULL = 0xFFFFFFFF
 
 
 def run(text: str, exec_mask: int = FULL, scalars=None, waves: int = 1, mode=None, **registers):
-    """Execute assembly, and return the waves. Registers are v0=array of 32 uint32 or float32."""
+    """Execute assembly, and return the waves.
+
+    A register is set by an argument such as v0, an array of 32 uint32 or float32.
+    """
     V = np.full((64, waves, LANES), 0xDEADBEEF, np.uint32)
     S = np.full((SCALARS, waves, 1), 0xDEADBEEF, np.uint32)
     S[EXEC] = exec_mask
