@@ -194,7 +194,7 @@ class Writer:
 
 @dataclass
 class Difference:
-    """A kernel that traps or differs from the host. `fault` names a fault of LLVM that causes it."""
+    """A kernel that traps or differs from the host. `fault` names LLVM's fault that causes it."""
 
     number: int
     level: str

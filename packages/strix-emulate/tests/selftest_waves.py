@@ -37,7 +37,8 @@ def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
 def _matrices(name: str, draw) -> list[list[int]]:
     """Return registers for a matrix product.
 
-    The addend is below v16. A and B are in v16 and above, where the upper 16 lanes repeat the lower 16.
+    The addend is below v16. A and B are in v16 and above, where lanes 16 to 31 repeat
+    the others.
     """
     _, _, result, _, source = name.split("_")
     shape = (REGISTERS, LANES)

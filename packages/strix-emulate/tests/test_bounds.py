@@ -119,7 +119,8 @@ def same_notes(file: File) -> None:
     assert offset
     assert size
     file.add_segments(*[(PT_NOTE, len(file.data), len(note), 0)] * 6)
-    # the table of segments was added meanwhile, so that the note is behind it
+    # add_segments() has appended the table of segments to the file, so that the note follows this
+    # table.
     table = file.get(32, "<Q")
     for n in range(count, count + 6):
         file.set(table + 56 * n + 8, "<Q", len(file.data))
@@ -139,7 +140,7 @@ ELF: dict[str, tuple[Callable[[File], None], str]] = {
 
 
 class Counting(io.BytesIO):
-    """A file that counts the bytes that are read of all files."""
+    """A file. The class counts the bytes that are read of all such files."""
 
     count = 0
 
@@ -163,7 +164,7 @@ def test_elf(name: str, elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  #
 
 
 def test_kernels_without_a_size(elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """Their ends are found by bisection. Comparisons of all symbols would take minutes."""
+    """The ends of such kernels are found by bisection. Comparing all symbols would take minutes."""
     starts = list(range(0, 1 << 20, 8))
     lookups: list[int] = []
 
@@ -185,7 +186,7 @@ def make_overlapping_pack(data: bytes, count: int) -> bytes:
 
 
 def test_a_pack_whose_entries_overlap(elf: bytes) -> None:  # noqa: F811
-    """Unpacked without this check, such a pack of ten kilobytes would take eight gigabytes."""
+    """Without this check, such a pack of ten kilobytes would take eight gigabytes when unpacked."""
     pack = make_overlapping_pack(bytes(1 << 24), 64)
     assert len(pack) < 10_000
     with pytest.raises(LoadError, match="^pack: AKS2 entries overlap"):
@@ -210,7 +211,7 @@ def test_a_stream_that_asks_for_memory() -> None:
 
 
 def test_a_bundle_whose_entries_overlap(elf: bytes, monkeypatch) -> None:  # noqa: F811
-    """Each entry is the whole file. Its bytes count once for each entry."""
+    """All entries are the same code object. Its bytes count once for each entry."""
     monkeypatch.setattr(limits, "ALLOWED", 1 << 18)
     monkeypatch.setattr(limits, "RATIO", 1)
     overlapping = bundle(*[(DEVICE, elf)] * 3)
@@ -224,7 +225,7 @@ def test_a_bundle_whose_entries_overlap(elf: bytes, monkeypatch) -> None:  # noq
 
 
 def test_images_that_are_larger_than_the_file(elf: bytes, monkeypatch) -> None:  # noqa: F811
-    """All code objects of a pack together may take no more memory than one file may."""
+    """All code objects of a pack together may take no more memory than a single file may."""
     monkeypatch.setattr(limits, "ALLOWED", 1 << 22)
     monkeypatch.setattr(limits, "RATIO", 1)
     file = File(elf)
@@ -239,7 +240,8 @@ def test_a_large_file_is_not_read(tmp_path, monkeypatch: pytest.MonkeyPatch) -> 
     file = tmp_path / "a.hsaco"
     with file.open("wb") as out:
         out.truncate(limits.FILE + 1)
-    monkeypatch.setattr(limits, "FILE", 1000)  # the limit must not be bound as a default value
+    # The loader must read the limit at each call: a default argument would keep the old limit.
+    monkeypatch.setattr(limits, "FILE", 1000)
     with pytest.raises(LoadError, match=r"a\.hsaco: has more than \d+ bytes"):
         loader.load(file)
 

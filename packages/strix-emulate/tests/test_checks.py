@@ -67,7 +67,10 @@ def test_counted_waits_are_in_order():
 
 
 def test_halves_of_one_register_may_be_loaded_at_once():
-    """Loads that one counter keeps in order need no wait. Newer LLVM and hipBLASLt rely on that."""
+    """Two loads that the same counter keeps in order need no wait between them.
+
+    Code of newer LLVM versions and of hipBLASLt relies on this rule.
+    """
     first = LOAD + "global_load_{} v2, v1, s[4:5]\n"
     body = first + "global_load_d16_hi_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n" + STORE
     assert (execute(body.format("d16_b16")) == np.arange(64) * 0x10001).all()
@@ -80,7 +83,10 @@ def test_halves_of_one_register_may_be_loaded_at_once():
 
 
 def test_the_other_half_of_a_register_that_is_loaded():
-    """On GFX11, vector operations must wait for the load, stores need not (d16-write-vgpr32)."""
+    """A vector operation on one half must wait for a load of the other half; a store need not.
+
+    On GFX11, an access to one half may disturb the other half (LLVM's feature d16-write-vgpr32).
+    """
     first = LOAD + "global_load_d16_b16 v2, v1, s[4:5]\ns_waitcnt vmcnt(0)\n"
     first += "global_load_d16_{}_b16 v2, v1, s[4:5]\n{}\ns_endpgm\n"
     hi = first.replace("{}", "hi", 1)
@@ -142,7 +148,7 @@ def test_lds_race(missing):
 
 
 def test_lds_load_that_still_runs_at_a_barrier():
-    """Such a load may read a later store of another wave: only completed loads are ordered."""
+    """The load may read what another wave stores later: a barrier orders only completed loads."""
     wait = "s_waitcnt lgkmcnt(0)\n"
     again = "{}\ns_barrier\nds_store_b32 v1, v1\n" + wait + STORE
     body = EXCHANGE.removesuffix(wait + STORE) + again
@@ -228,7 +234,7 @@ s_endpgm
 def test_a_loop_of_swaps_begins_with_a_plain_load(native):
     """The plain load is no race, because the swap compares its result.
 
-    Workgroups of earlier batches have swapped the words as well. The address may have either form.
+    The address of the swap may be a scalar register with an offset, or a pair of vector registers.
     """
     kind = {"threads": 32, "size": 32, "grid": (20,), "batch": 8, "second": "inout"}
     wide = "v_add_co_u32 v5, s8, s6, v1\nv_add_co_ci_u32_e64 v6, null, s7, 0, s8\nagain:"
@@ -236,18 +242,18 @@ def test_a_loop_of_swaps_begins_with_a_plain_load(native):
     for correct in (SWAPS, with_address.replace("v4, v1, v[2:3]", "v4, v[5:6], v[2:3]")):
         assert (execute(correct, native=native, **kind) == 20).all()
     for faulty in (
-        # nothing compares the result of the load
+        # Nothing compares the result of the load.
         SWAPS.replace("cmpswap_b32 v4, v1, v[2:3]", "add_u32 v4, v1, v2").replace("vccnz", "vccz"),
-        # the swap compares another value
+        # The swap compares another value than the loaded one.
         SWAPS.replace("again:", "again:\nv_and_b32 v3, v3, v3"),
-        # other waves store
+        # Other waves store to the word.
         SWAPS.replace("s_endpgm", "global_store_b32 v1, v3, s[6:7]\ns_endpgm"),
     ):
         with pytest.raises(Trap, match="race"):
             execute(faulty, native=native, **kind)
 
 
-#: Each wave loads words that the first one stores. s8 is 0 in the first wave.
+#: Each wave loads words that the first wave stores. s8 is 0 in the first wave.
 COPIES = (
     LOAD
     + """v_readfirstlane_b32 s8, v0
@@ -319,7 +325,7 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
 
 
 def test_a_racing_load_of_waves_that_end_in_another_batch_is_judged():
-    """All workgroups read word 0; the first one changes it; the last one stores what it read."""
+    """All workgroups read word 0. The first one changes the word, and the last one stores it."""
     body = IN_PLACE.replace("s_cmp_lg_u32 s8, 0", "s_cmp_lg_u32 s2, 0").format(
         used="s_add_u32 s9, s2, s8", last="{last}"
     )
@@ -346,7 +352,7 @@ def test_same_value_from_several_waves_is_no_race():
 
 
 def test_reads_of_what_nothing_wrote():
-    """This tests global memory. FINDINGS has a kernel for LDS."""
+    """This test covers global memory. FINDINGS has a kernel that reads LDS."""
     with pytest.raises(Trap, match="uninitialised"):
         execute(GOOD.replace("s[4:5]", "s[6:7]"))
 
@@ -366,14 +372,17 @@ def test_store_to_an_input():
 
 
 def test_barrier_that_not_all_living_waves_reach():
-    """The waves are at different barriers. FINDINGS has the trap."""
+    """One wave, or a launch without checks, does not trap. FINDINGS has the case that traps."""
     two = FINDINGS["barrier"][0]
     assert execute(two, threads=32).sum() == 0
     assert execute(two, checks=False).sum() == 0
 
 
 def test_waves_end_one_after_the_other():
-    """As in a forward substitution, living waves meet, and one reads the value of the last one."""
+    """In each turn, the living waves meet. One of them reads the value of the wave that ended last.
+
+    A forward substitution works in this way.
+    """
     body = (
         LOAD
         + """
@@ -422,7 +431,7 @@ def test_arguments_that_do_not_fit():
         launch(kernel, (1,), [3], threads=32, lds=1 << 20)
 
 
-#: By check, a kernel that it ends, and part of the message.
+#: For each check, a kernel that the check ends with a trap, and part of the trap's message.
 FINDINGS = {
     "pending": (GOOD.replace("s_waitcnt vmcnt(0)\n", ""), "yet to write"),
     "race": (LOAD + "v_mov_b32 v1, 0\nv_mov_b32 v2, v0\n" + STORE, "global memory"),
@@ -468,7 +477,7 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
     assert "`" in notes[0].place
     assert text in notes[0].message
     assert notes[0].count >= 1
-    # an access that cannot be executed is not a finding: it always traps
+    # An access that cannot be executed is not a finding, but always traps.
     with pytest.raises(Trap, match="bounds"):
         execute(GOOD, size=63, lenient=True)
 
@@ -477,7 +486,7 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
     "options", [{"disabled_checks": frozenset({"barrier"})}, {"lenient": True}]
 )
 def test_waves_at_a_barrier_of_the_grid_and_of_a_workgroup_wait_for_ever(options):
-    """No wave can continue, even if findings are only noted or not checked."""
+    """No wave can continue, so the launch traps even if the check is off or only notes findings."""
     body = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 1f\ns_barrier\n1:\n"
     with pytest.raises(Trap, match="barrier.*living waves of its grid reach"):
         execute(body + "ds_gws_barrier v0 gds\ns_endpgm\n", cooperative=True, **options)
@@ -603,10 +612,10 @@ def test_a_flag_orders_what_was_stored_before_it():
     assert out[:3].tolist() == [1, 77, 77]
     with pytest.raises(Trap, match="race"):
         execute(FLAG.format(release="s_nop 0"), threads=32, grid=(2,), second="inout")
-    # a load from the wave's own cache orders nothing
+    # A load from the wave's own cache orders nothing.
     with pytest.raises(Trap, match="race|budget"):
         execute(text.replace(" glc", ""), threads=32, grid=(2,), second="inout")
-    # and no load releases earlier stores
+    # A load does not release earlier stores either.
     load = "global_load_b32 v2, v1, s[6:7] glc\ns_waitcnt vmcnt(0)"
     text = text.replace("s_cbranch_scc1 poll", "").replace("writer:", f"writer:\n{load}")
     with pytest.raises(Trap, match="race"):

@@ -60,7 +60,7 @@ NOT_COMPARED = {
 
 
 def report() -> selftest.Report:
-    """Return the comparison with all oracles: each mnemonic three times, or in every form."""
+    """Return the comparison with all oracles, of each mnemonic three times or in each form."""
     total = selftest.run(programs=-(-3 * len(selftest.entries()) // 40), seed=3)
     parts = [selftest_waves.run(), selftest_control.run(), selftest_memory.run(native=False)]
     if native.load_library() is not None:
@@ -83,7 +83,7 @@ def test_every_supported_mnemonic_agrees_with_an_oracle(monkeypatch):
     assert done.disagreements == []
     assert done.compared > 2500
     assert list_uncompared(done.covered) == explained
-    # a new mnemonic needs an oracle
+    # A new mnemonic without an oracle is reported.
     supported = program.supported_mnemonics()
     monkeypatch.setattr(program, "supported_mnemonics", lambda: supported | {"v_mullit_f32"})
     assert list_uncompared(done.covered) - explained == {"v_mullit_f32"}
@@ -97,7 +97,7 @@ def test_comparison_of_lanes_can_fail(monkeypatch):
 
 
 def test_a_second_result_is_a_disagreement(monkeypatch):
-    """The instruction also changes the other half of its destination, or another register."""
+    """The instruction seems to change the other half of its destination, or another register."""
     before = selftest.operation
 
     def misled(rng, name, file, entry):
@@ -133,7 +133,7 @@ def test_comparison_of_waves_can_fail(monkeypatch):
 
 @pytest.mark.parametrize(("change", "count"), [(lambda x: x + 2.0**-10, 2), (lambda x: -x, 6)])
 def test_comparison_of_matrices_can_fail(monkeypatch, change, count):
-    """Sums beyond the error of seventeen roundings fail, and so do wrong integers."""
+    """Sums beyond the error of 17 roundings are disagreements, and so are wrong integers."""
     correct_product = crosslane._product
     monkeypatch.setattr(crosslane, "_product", lambda *x: change(correct_product(*x)))
     monkeypatch.setattr(oracle_waves, "CASES", {})

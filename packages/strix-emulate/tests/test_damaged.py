@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutants of every file that the emulator reads: it soon raises one of its own errors."""
+"""For mutants of every file that it reads, the emulator soon raises one of its own errors."""
 
 import io
 import json
@@ -102,7 +102,7 @@ def test_a_pipe_is_not_read_for_ever(elf: bytes, tmp_path) -> None:  # noqa: F81
 
 
 def test_bombs_are_refused_before_they_are_unpacked(elf: bytes) -> None:  # noqa: F811
-    """Each file of a few hundred kilobytes would unpack to more than a code object may have."""
+    """Each file has a few hundred kilobytes, but unpacks to more than a code object may have."""
     zeros = zlib.compress(bytes(1 << 20), 9)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file, file.open("a", "w") as out:

@@ -2,8 +2,8 @@
 """Compare the stand-in runtime's declarations with AMD's headers, which are part of Triton.
 
 Every source file is compiled with AMD's header in place of ours, so that the compiler compares all
-prototypes. Programs print all numbers, sizes and offsets of both, which are then compared. The last
-test does the same for the protocol between the runtime and its server.
+prototypes. Programs print all numbers, sizes and offsets of both headers, and a test compares them.
+The last test does the same for the protocol between the runtime and its server.
 """
 
 import re
@@ -20,7 +20,8 @@ HEADERS = Path(triton.__file__).parent / "backends/amd/include"
 THEIRS = ["-DSTRIX_HIP_HEADERS", "-D__HIP_PLATFORM_AMD__", f"-I{HEADERS}"]
 
 
-#: Our fields that replace several fields of AMD's. The offset of the next field shows their size.
+#: Each of these fields of ours replaces several of AMD's fields. The offset of the next field shows
+#: that they have the same size.
 _SEVERAL = {"textures", "gpuDirectRDMA", "cooperativeMultiDeviceUnmatched"}
 
 

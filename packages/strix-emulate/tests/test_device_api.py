@@ -177,7 +177,7 @@ def test_the_server_ends_with_its_client(folder: Path) -> None:
     mark = f"client-{os.getpid()}"
     client = _begin(folder, mark, "long", folder / "forever.hsaco")
     (server,) = _find_servers(mark)
-    # only these two processes: others of this machine have files there, too
+    # Only the files of these two processes count, because other processes have files there, too.
     shared = {file for process in (client.pid, server) for file in _list_shared_files(process)}
     client.kill()
     client.communicate()
@@ -256,7 +256,7 @@ def test_the_table_of_entry_points_is_true() -> None:
     assert (HIP / "ENTRY_POINTS.md").read_text() == build.table(), "python hip/build.py --table"
     states = build.states()
     assert {"served", "hint", "absent", "refused"} == set(states.values())
-    # the functions that Triton's driver and AOTriton's library import
+    # Triton's driver and AOTriton's library import these functions.
     for name in (
         "GetDevicePropertiesR0600",
         "ModuleLoadDataEx",

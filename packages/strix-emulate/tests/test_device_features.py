@@ -24,7 +24,8 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-#: By program, the lines that it prints. A line with "!" is a part of the emulator's messages.
+#: For each program, the lines that it prints. After a "!", a line is part of an error message of
+#: the emulator instead.
 PROGRAMS = {
     # captured streams and graphs
     "graph": [
@@ -61,7 +62,7 @@ PROGRAMS = {
         "not mapped: hipErrorIllegalAddress",
         "!do not lie in an allocation (lane 0 of wave 0 of workgroup 0)",
     ],
-    # a process forked before the first use has a device
+    # A child that is forked before the first use of the device has a device of its own.
     "fork": [
         "168",
         "268",

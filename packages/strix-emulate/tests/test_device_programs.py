@@ -34,7 +34,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=["code object", "bundle"])
 def program(request, folder: Path) -> Path:
-    """program.hip as an executable, in which the device code is embedded in either form."""
+    """Build program.hip, with the device code embedded as a code object or in a bundle."""
     image = folder / "image"
     code = (folder / "program.hsaco").read_bytes()
     image.write_bytes(
@@ -55,7 +55,10 @@ def test_a_hip_program_computes(folder: Path, program: Path) -> None:
 
 
 def test_an_rpath_does_not_win(folder: Path, tmp_path: Path) -> None:
-    """conda's linker writes RPATH, which has priority over LD_LIBRARY_PATH."""
+    """The stand-in runtime is loaded even if the program's RPATH names another folder.
+
+    conda's linker writes RPATH, which has priority over LD_LIBRARY_PATH.
+    """
     source = tmp_path / "real.c"
     names = [
         "ModuleLoad",
@@ -106,7 +109,7 @@ def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
     """rocBLAS's files are linked from assembly.
 
     They have a metadata note for each object, but no sizes of functions, and no sizes of arguments
-    in descriptors. A wave64 kernel may be beside others.
+    in descriptors. A wave64 kernel may be in the same file as wave32 kernels.
     """
     kernels = (("one", 1, 32), ("two", 2, 32), ("wide", 3, 64))
     stores = [(name, STORE.format(value=value), wave) for name, value, wave in kernels]
@@ -118,7 +121,7 @@ def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
         "wide": 64,
     }
     assert {kernel.kernarg for kernel in module.kernels.values()} == {8}
-    # the code of other kernels is not decoded
+    # The code of other kernels is not decoded.
     assert sum(size for _, size in module.kernels["one"].image.code) < 1024
     for name, value in (("two", 2), ("wide", 3)):
         out = np.zeros(64, np.int32)

@@ -22,7 +22,7 @@ SEAL_SHRINK = 2
 
 
 def image(data: bytes) -> bytes:
-    """Return the data of a request to load a code object of a library without a name."""
+    """Return the data of a request to load a code object, as if from a library without a name."""
     return protocol.ORIGIN.pack(0, 0) + data
 
 
@@ -96,7 +96,7 @@ def start_and_greet(**variables: str) -> Client:
 
 @pytest.fixture(scope="module")
 def client():
-    """A server for all tests that use this fixture. At the end it exits without an error."""
+    """A server that all tests with this fixture share. At the end it must exit without an error."""
     new_client = start_and_greet()
     yield new_client
     assert new_client.finish() == ""
@@ -129,7 +129,7 @@ def test_a_launch_on_two_cores() -> None:
     assert "cores: 2" in client.finish()
 
 
-#: The number of no module or kernel, although earlier tests may have loaded a hundred.
+#: A number that no module or kernel has, even if earlier tests have loaded a hundred of them.
 UNUSED = 1 << 31
 BROKEN = {
     "no such request": (77, b""),

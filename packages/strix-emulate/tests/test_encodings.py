@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compare operands and modifiers from the bytes with LLVM's text of the same bytes.
 
-The bytes are random fields in every opcode of every encoding that is executed. NAMED lists the
-differences, and which side is wrong.
+The test covers every opcode of every encoding that the machine executes, with random bits in all
+other fields. NAMED lists the expected differences, and which side is wrong.
 """
 
 import random
@@ -19,7 +19,8 @@ from strix_emulate.code.decode import APERTURES, Instruction, Operand, Unknown, 
 from strix_emulate.code.target import DEFAULT
 from strix_emulate.run import program
 
-#: encoding: first 32 bits, (lowest bit, bits) of its opcode, bytes without a literal
+#: For each encoding: its first 32 bits, the lowest bit and the number of bits of its opcode, and
+#: its bytes without a literal.
 ENCODINGS = {
     "SOP1": (0xBE800000, 8, 8, 4),
     "SOP2": (0x80000000, 23, 7, 4),
@@ -78,7 +79,7 @@ v_readlane_b32 s4, v1, s5
 
 
 def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
-    """Return 16 bytes that begin with an instruction of an opcode, if it exists."""
+    """Return 16 bytes that begin with a random instruction with this opcode, if there is one."""
     word, at, bits, size = ENCODINGS[kind]
     free = 0xFFFFFFFF & ~word & ~(((1 << bits) - 1) << at) & ((1 << at + bits) - 1)
     first = word | opcode << at | rng.getrandbits(32) & free
@@ -93,18 +94,18 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
     if kind[:3] == "VOP" and size == 8:
         a, b, c = (rng.choice((*_SOURCES, *[256 + rng.randrange(256)] * 20)) for _ in range(3))
         a = rng.choice((233, 250)) if kind != "VOPD" and rng.random() < 0.1 else a
-        # VOPD has two more registers
+        # A VOPD instruction has two more vector registers in these words.
         if kind == "VOPD":
             second = second & ~0x1FF | a
             first = first & ~0x1FF | rng.choice((a, 256 + rng.randrange(256)))
         else:
             second = second & ~0x7FFFFFF | a | b << 9 | c << 18
             if rng.random() < 0.5:
-                # without modifiers, as in most instructions
+                # Like most instructions, this one has no modifiers.
                 first = first & ~0x7F00
                 second = second & 0x07FFFFFF
     if kind in ("DS", "MUBUF", "FLAT"):
-        # fields that an instruction does not use have to be 0
+        # Fields that an instruction does not use have to be 0.
         second &= rng.choice((0xFF, 0xFFFF, 0xFF00FFFF, 0xFF0000FF, 0xFFFFFF, 0xFFFFFFFF))
         if kind == "FLAT" and rng.random() < 0.5:
             second = second & ~0x7F0000 | 124 << 16
@@ -120,11 +121,11 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
 
 
 def _plain(op: Operand, bits: int) -> Operand:
-    """Return an operand without facts that LLVM's text leaves open: signs, rounding of 1/2pi."""
+    """Return an operand without what LLVM's text does not show: signs, and digits of 1/2pi."""
     value = op.value
     if isinstance(value, float):
         if bits == 16:
-            # for some instructions, LLVM prints the bits as an integer
+            # For some instructions, LLVM prints the bits of a float as an integer.
             value = int(np.float16(value).view(np.uint16))
         value = round(value, 3)
     elif value not in APERTURES.values():
@@ -141,7 +142,10 @@ _INTEGERS_TOO = ("ldexp", "class", "cvt_f", "cvt_pk_u8", "trig_preop")
 
 
 def _signless(name: str) -> bool:
-    """Return whether an operand is an integer, whose sign LLVM does not print and nothing uses."""
+    """Return whether the operands are integers, whose sign modifiers LLVM does not print.
+
+    No instruction uses these modifiers.
+    """
     numbers = ("_f16", "_f32", "_f64", "bf16", "cndmask")
     return not any(n in name for n in numbers) or any(n in name for n in _INTEGERS_TOO)
 
@@ -162,10 +166,11 @@ def difference(ins: Instruction) -> str:
         if mine != theirs:
             pairs = [f"{a} / {b}" for a, b in zip(mine, theirs, strict=False) if a != b]
             return f"operands {pairs}"
-        # the bytes have four bits, of which LLVM prints the used ones
+        # For op_sel, the bytes have four bits, but LLVM prints only those that the instruction
+        # uses.
         mods = [dict(x) for x in (part.modifiers, modifiers)]
         if part.name.startswith("v_wmma"):
-            mods[1].pop("op_sel_hi", None)  # it has no meaning for WMMA
+            mods[1].pop("op_sel_hi", None)  # op_sel_hi has no meaning for WMMA
         my_picks = ()
         their_picks = ()
         if ins.code[3] >> 2 == 0x35:
@@ -175,7 +180,7 @@ def difference(ins: Instruction) -> str:
     return ""
 
 
-#: (start of the mnemonic, start of the message): the cause of the difference.
+#: Start of the mnemonic and start of the message: the cause of the difference.
 NAMED = {
     ("flat_", "modifiers"): "ISA: FLAT's own offset has 12 bits; LLVM prints 13",
     ("v_fmac_f16", "operands"): "LLVM prints an inline constant's code for V_FMAC with DPP",
@@ -186,7 +191,7 @@ NAMED = {
 
 
 def sample(count: int, seed: int):
-    """Yield random instructions, `count` for each opcode, if LLVM knows it."""
+    """Yield `count` random instructions for each opcode, without those that LLVM does not know."""
     rng = random.Random(seed)
     for kind, (_, _, bits, _) in ENCODINGS.items():
         for opcode in range(1 << bits):
@@ -198,7 +203,7 @@ def sample(count: int, seed: int):
 
 
 def compare(count: int, seed: int) -> tuple[set[str], list[str]]:
-    """Return the compared mnemonics, and the differences that NAMED lacks."""
+    """Return the compared mnemonics, and the differences that are not in NAMED."""
     names = set()
     differences = []
     for ins in (*sample(count, seed), *selftest.assemble_and_decode(_REST)):
@@ -218,16 +223,16 @@ def compare(count: int, seed: int) -> tuple[set[str], list[str]]:
 def test_bytes_and_text_agree_in_every_encoding():
     names, differences = compare(count=24, seed=1)
     assert differences == []
-    # all mnemonics that the machine executes and gfx1151 has
+    # `real` has all mnemonics that both the machine and gfx1151 have.
     real = selftest.real_mnemonics(program.supported_mnemonics())
-    # another name of v_cvt_pk_rtz_f16_f32
+    # The alias is another name of v_cvt_pk_rtz_f16_f32.
     alias = {"v_cvt_pkrtz_f16_f32"}
     assert real - names - _VERBATIM - alias <= _WITHOUT_OPERANDS
     assert len(names) > 1000
 
 
 def test_no_instruction_begins_another():
-    """Disassembled instructions can therefore be cached by their bytes, whatever follows them."""
+    """Instructions can be cached by their bytes, because the bytes after them change nothing."""
     rng = random.Random(2)
     _, texts = llvm._context(llvm.find_disassembler(), DEFAULT.name, 32)
     for ins in sample(count=1, seed=2):
@@ -237,7 +242,7 @@ def test_no_instruction_begins_another():
             ((at, size, text),) = llvm.disassemble(raw, max_instructions=1)
             if length == len(ins.code):
                 assert (size, " ".join(text.split())) == (length, ins.text)
-                # the second result is from the cache
+                # The second result comes from the cache.
                 assert llvm.disassemble(raw, max_instructions=1) == [(at, size, text)]
             else:
                 assert not text or size > length, ins
@@ -249,22 +254,22 @@ def test_code_that_ends_in_a_literal_is_refused():
 
 
 def test_a_difference_is_found(monkeypatch):
-    """A field that is read one bit away from its place is found."""
+    """The comparison finds differences if the lowest bit of each register's number is wrong."""
     correct = encodings._v
     monkeypatch.setattr(encodings, "_v", lambda number: correct(number ^ 1))
-    # without the cache, from which later tests would get the wrong result for the same bytes
+    # The cache is off, because later tests would get wrong results for the same bytes from it.
     monkeypatch.setattr(decode, "_read", decode._read.__wrapped__)
     assert len(compare(count=1, seed=1)[1]) > 200
 
 
 def test_literals_of_multiply_and_add_are_the_bytes():
     """LLVM 22.1.8 prints the literal 0x28 of `v_fmaak_f16 v0.l, v0.l, v0.l, 0x28` as inline 40."""
-    # all codes of inline constants, and a sample of other literals
+    # These are all codes of inline constants, and a sample of other literals.
     for literal in (*range(512), *range(0, 1 << 16, 37)):
         raw = struct.pack("<2I", 0x70000100, literal)
         ins = read(raw, " ".join(llvm.disassemble(raw)[0][2].split()))
         assert ins.operands[-1] == Operand("const", value=literal, literal=True), ins
-    # execution uses the same literal
+    # The machine executes the instruction with the same literal.
     bits = int(np.float16(1e-5).view(np.uint16))
     g = run(f"v_fmaak_f16 v1.l, v0.l, v0.l, {bits:#x}", v0=LANE * 0)
     assert (g.V[1][0] & 0xFFFF == bits).all()

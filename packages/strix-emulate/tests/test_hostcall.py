@@ -65,14 +65,14 @@ def test_a_message_comes_in_parts_beside_another() -> None:
         "the next part would begin another"
     )
     buffer.send({0: (0, numbers[0], parts[3:])})
-    # the second message ends first
+    # The second message ends before the first.
     done = buffer.send({7: (LAST, numbers[7], [*words(short), ord("x"), 4, 21])})
     assert done == {7: len("x21  |\n")}
     assert buffer.calls.text == b"x21  |\n"
     buffer.send({0: (0, numbers[0], words(b"a text of many bytes"))})
     buffer.send({0: (LAST, numbers[0], [double(2.5), 9])})
     assert buffer.calls.text == b"x21  |\none a text of many bytes and  2.50 of 9%\n"
-    # the numbers of messages are used again
+    # The numbers of ended messages are used again.
     assert buffer.send({3: (FIRST, 5, [0])})[3] >> 8 == 0
 
 
@@ -136,6 +136,6 @@ def test_lanes_ask_for_memory_and_free_it() -> None:
 
     assert send((0, 2 * MIB), (0, 2 * MIB)) == [4 * MIB, 6 * MIB]
     assert send((4 * MIB, 0), (0, 4096)) == [0, 4 * MIB]
-    # without a heap, malloc returns null
+    # Without a heap, malloc returns null.
     buffer.calls = Hostcalls(buffer.words)
     assert send((0, 100), (0, 100)) == [0, 0]

@@ -73,7 +73,7 @@ def bundle(*entries: tuple[str, bytes], alignment: int = 1) -> bytes:
 
 
 def compress(plain: bytes, version: int, method: int) -> bytes:
-    """Return a compressed bundle (CCOB). Method 1 is zstd."""
+    """Return a compressed bundle (CCOB). Method 0 is zlib, method 1 is zstd."""
     if method == 0:
         data = zlib.compress(plain)
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Single instructions with operands that emulators got wrong, and that oracles seldom generate."""
+"""Single instructions with operands that oracles seldom generate, and that emulators got wrong."""
 
 from fractions import Fraction
 
@@ -84,7 +84,7 @@ def test_division_scale_flushes_where_the_kernel_does():
 
 def test_fma_rounds_once():
     a = np.float32(1 + 2**-12)
-    # a * a is halfway between two float32 numbers, and only the tiny addend decides
+    # a * a is halfway between two float32 numbers, so that the tiny addend decides the rounding.
     for c, expected in (
         (2.0**-60, np.nextafter(np.float32(1 + 2**-11), np.float32(2))),
         (-(2.0**-60), np.float32(1 + 2**-11)),
@@ -128,7 +128,7 @@ def test_denormals_follow_the_descriptor():
     flushed = run(text, mode={"denormals_32": False}, v1=tiny)
     assert (with_denormals.F[2][0] == tiny + tiny).all()
     assert (flushed.V[2][0] == 0).all()
-    # transcendental operations never have denormals
+    # Transcendental operations never have denormals.
     assert (with_denormals.F[3][0] == np.inf).all()
 
 
@@ -139,7 +139,7 @@ def test_output_modifiers():
     assert (g.F[3][0] == 36).all()
     assert (g.F[4][0] == 4.5).all()
     assert (g.V[5][0] == 0).all()
-    # output modifiers have no effect in IEEE mode, or if denormals are kept
+    # Output modifiers have no effect in IEEE mode, or if denormals are kept.
     for mode in ({}, flushing | {"ieee": True}, flushing | {"denormals_32": True}):
         g = run(scaled, mode=mode, v0=f32(-0.0), v1=f32(3))
         assert (g.F[3:5, 0] == 9).all()
@@ -147,7 +147,7 @@ def test_output_modifiers():
 
 
 def test_a_dot_product_of_halves_ignores_clamp():
-    """Hardware ignores clamp, too: ROCm's device library always sets the bit."""
+    """Hardware also ignores clamp. ROCm's device library always sets the bit."""
     ones = 0x3C003C00
     minus_two = 0xC000C000
     g = run("v_dot2_f32_f16 v2, v0, v1, 1.0 clamp", v0=ones, v1=minus_two)
@@ -166,7 +166,7 @@ def test_a_dot_product_of_halves_ignores_clamp():
     ],
 )
 def test_a_fraction_in_a_dot_product_is_its_low_half(name, one_bits, two_bits):
-    """Triton multiplies bfloat16 in this way. The low half of a float32 would be 0."""
+    """Triton multiplies bfloat16 numbers in this way. The low half of a float32 would be 0."""
     for sources in ("v0, 2.0", "2.0, v0"):
         g = run(f"v_dot2_{name} v2, {sources}, 0", v0=one_bits)
         assert (g.V[2][0] & (0xFFFFFFFF if "f32" in name else 0xFFFF) == two_bits).all()
@@ -174,7 +174,7 @@ def test_a_fraction_in_a_dot_product_is_its_low_half(name, one_bits, two_bits):
 
 @pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
 def test_signalling_nan_wins_over_a_number(kind):
-    """In IEEE mode, a signalling NaN is the result. A quiet NaN is not (V_MAX_F32 and others)."""
+    """In IEEE mode, V_MAX_F32 and others return NaN for a signalling NaN only, not a quiet one."""
     high, bits = {"f16": (0, 16), "f32": (0, 32), "f64": (1, 32)}[kind]
     quiet = {"f16": 0x7E00, "f32": 0x7FC00000, "f64": 0x7FF80000}[kind]
     one_bits = {"f16": 0x3C00, "f32": 0x3F800000, "f64": 0x3FF00000}[kind]
@@ -219,7 +219,7 @@ def test_constants_of_packed_operations():
         7: 0x000C000C,
     }
     assert {i: int(g.V[i][0, 0]) for i in expected} == expected
-    # also for a single integer of 16 bits
+    # The same rule holds for a single integer of 16 bits.
     two = decode.Operand("const", value=2.0)
     assert constant_value(two, "u16") == 0
     assert constant_value(two, "f16") == 2

@@ -73,7 +73,7 @@ def test_every_deleted_barrier_is_caught(attention):
 
 
 def test_every_deleted_wait_is_caught(attention):
-    """A quarter of the waits is tested, to save time. docs/emulator.md has the whole count."""
+    """A quarter of the waits is tested, to save time. docs/emulator.md has the result for all."""
     instructions, judge = attention
     busy, _ = mutate.busy_waits(instructions, judge)
     verdicts = mutate.judge_deletions(instructions, busy[::4], judge)
@@ -82,7 +82,7 @@ def test_every_deleted_wait_is_caught(attention):
 
 
 def test_most_random_deletions_are_caught(attention):
-    """Ten deletions are tested, to save time. docs/emulator.md has the share of 200."""
+    """Ten deletions are tested, to save time. docs/emulator.md has the result for 200 deletions."""
     instructions, judge = attention
     verdicts = mutate.judge_deletions(instructions, mutate.sample(instructions, 10), judge)
     assert verdicts.share >= 0.75, verdicts

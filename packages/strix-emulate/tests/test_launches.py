@@ -60,7 +60,7 @@ def test_a_program_is_compiled_once(monkeypatch, native):
         assert (got == 2 * (np.arange(64) + start)).all()
         assert arena() is None, "a cached program must not keep the memory of its last launch"
     assert len(steps) == len(shared.instructions) - 1  # s_endpgm ends a block
-    # a launch that traps does not change the program either
+    # A launch that traps does not change the program either.
     with pytest.raises(Trap, match="bounds"):
         launch(shared, np.arange(64), 60, native=native)
     assert (launch(shared, np.arange(64), 64, native=native)[0] == 2 * np.arange(64)).all()
@@ -88,7 +88,7 @@ def test_equal_instructions_are_read_and_made_once(monkeypatch):
     assert [ins.address for ins in instructions[:20]] == list(range(0, 160, 8))
     assert sum(name == "v_add_nc_u32" for _, name, _ in read) <= 1
     launch(Program(instructions), np.arange(64), 64, native=False)
-    # once for its facts, and once for the memories of the launch
+    # The instruction is compiled once for its facts, and once for the memories of the launch.
     assert sum(ins.name == "v_add_nc_u32" for ins in compiled_instructions) <= 2
 
 
@@ -100,6 +100,6 @@ def test_a_launch_that_hangs_is_ended_by_the_clock(monkeypatch):
     with pytest.raises(Trap) as trap:
         execute(forever, threads=64, seconds=0.05, budget=10**12)
     assert trap.value.kind == "budget"
-    # the message names the kernel, the program counter and the wave
+    # The message names the kernel, the program counter and the wave.
     assert "test at 0x" in str(trap.value)
     assert "more than 0.05 seconds; wave 0 of workgroup 0 is at 0x" in str(trap.value)

@@ -91,7 +91,7 @@ def test_damaged_packs(elf):
     for bad in (pack[:40], pack[:4] + b"\1" + pack[5:], pack[:12]):
         with pytest.raises(LoadError, match="AKS2"):
             loader.parse(bad, "pack")
-    # a directory that is shorter than its number of entries
+    # The directory is shorter than its number of entries requires.
     raw = lzma.decompress(pack[16:])[:20]
     for size in (19, 12, 0):
         cut = struct.pack("<4s3I", b"AKS2", size, 2, size) + lzma.compress(raw[:size])
@@ -124,7 +124,7 @@ def test_every_truncation_is_one_message(elf):
             kernels = loader.parse(elf[:size], "cut")
         except LoadError:
             continue
-        # only bytes that are not read were cut off
+        # Only bytes that the loader does not read were cut off.
         assert kernels == loader.parse(elf, "whole")
 
 
@@ -158,7 +158,8 @@ def test_command_line(elf, tmp_path):
     listing = command("disassemble", kernel, code=0).splitlines()
     assert listing[0].split()[0] == "0x0"
     assert listing[-1].endswith("s_endpgm")
-    # one message each: out of bounds, damaged file, missing file, bad arguments
+    # Each of these errors gives one message: out of bounds, damaged file, missing file, bad
+    # arguments.
     assert "bounds" in command("run", kernel, "--grid", "4", *arguments_of_run[:-1], "3000", code=1)
     kernel.write_bytes(elf[: len(elf) // 2])
     assert "no whole AMDGPU code object" in command(

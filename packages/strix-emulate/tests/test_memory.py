@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory beyond the single accesses of `selftest_memory`: ranges of buffers, apertures."""
+"""Memory accesses that `selftest_memory` does not test: ranges of buffers, and apertures."""
 
 import os
 import struct
@@ -29,7 +29,7 @@ buffer_load_b32 v20, v1, s[8:11], s12 offen
 """
     out = bytes(256) + struct.pack("<192I", *range(1, 193))
     got = np.frombuffer(execute(body, bytes(512), out)[512:], np.uint32)[::4]
-    # thread i loads at 256 + 16 i, and the buffer ends at 320
+    # Thread i loads at 256 + 16 i, and the buffer ends at 320.
     assert got.tolist() == [1, 5, 9, 13, *[0] * 28]
 
 
@@ -50,21 +50,22 @@ buffer_{name}, {first}
     return np.frombuffer(both[0][512:1024], np.uint32)[::4].tolist()
 
 
-#: Word 3 of a buffer: a format, and a range by the index alone (otherwise also by the offset).
+#: Word 3 of a buffer has a format. With BY_INDEX, the buffer's range limits only the index, and
+#: otherwise also the offset.
 FORMAT, BY_INDEX = 0x1000, 0x1000_0000
 
 
 def test_records_of_a_buffer() -> None:
-    """Threads load the eighth record behind their own, if the buffer has it."""
+    """Each thread loads the record that is eight after its own, if the buffer has that record."""
     loaded = [100 + 4 * (i + 8) for i in range(24)] + [0] * 8
     assert records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX) == loaded
     assert records("v30, s[8:11], 0 idxen", FORMAT) == loaded
-    # the scalar offset is not part of the range
+    # The scalar offset is not part of the range.
     assert records("v30, s[8:11], 4 idxen", FORMAT) == [x and x + 1 for x in loaded]
-    # in every other group of four threads, the offset is 4
+    # In every other group of four threads, the offset is 4.
     offset = [x and x + i // 4 % 2 for i, x in enumerate(loaded)]
     assert records("v[30:31], s[8:11], 0 idxen offen", FORMAT | BY_INDEX) == offset
-    # an offset of 20 reaches the next record, which only a range by the index allows
+    # An offset of 20 reaches the next record. A range that limits only the index allows this.
     assert records("v30, s[8:11], 0 idxen offset:20", FORMAT | BY_INDEX)[:2] == [137, 141]
     assert records("v30, s[8:11], 0 idxen offset:20", FORMAT) == [0] * 32
     assert records("v30, s[8:11], 0 idxen", BY_INDEX) == [0] * 32
@@ -73,9 +74,9 @@ def test_records_of_a_buffer() -> None:
 @pytest.mark.parametrize(
     ("first", "resource"),
     [
-        ("v30, s[8:11], 0 idxen", 0x3000_0000 | FORMAT),  # raw
-        ("v1, s[8:11], 0 offen", FORMAT | BY_INDEX),  # has records
-        ("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX | 1 << 23),  # adds the lane
+        ("v30, s[8:11], 0 idxen", 0x3000_0000 | FORMAT),  # a raw buffer
+        ("v1, s[8:11], 0 offen", FORMAT | BY_INDEX),  # a buffer of records
+        ("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX | 1 << 23),  # a buffer that adds the lane
     ],
 )
 def test_buffers_of_another_kind_than_the_access(first: str, resource: int) -> None:
@@ -89,14 +90,18 @@ def test_a_buffer_that_is_swizzled() -> None:
 
 
 def test_records_that_nobody_has() -> None:
-    """A store beyond the buffer's range does nothing. In range, but off the array, it traps."""
+    """A store beyond the buffer's range does nothing.
+
+    A store in the range, but outside of the array, traps.
+    """
     stored = records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0")
     assert stored == [0] * 32
     with pytest.raises(Trap, match="do not lie in an argument's array"):
         records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, wide=160)
 
 
-#: v[2:3] is a flat address: in LDS for odd lanes, in scratch for every fourth, else in the output.
+#: v[2:3] is a flat address: in LDS for odd lanes, in scratch for every fourth lane, and in the
+#: output for all others.
 MIXED = """
 s_mov_b64 s[12:13], src_shared_base
 s_mov_b64 s[14:15], src_private_base
@@ -212,6 +217,6 @@ def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatc
     for tags in (second.written, second.read, second.swapped, second.writers):
         assert len(tags) == (1 << 20) - 15
         assert not tags.any()
-    # tags beyond the limit are not kept
+    # Tags beyond the limit are not kept.
     Memory("memory", 1 << 26).release_tags()
     assert pages.cached_bytes() <= pages._CACHE_LIMIT

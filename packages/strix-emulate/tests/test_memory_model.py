@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Locks, and stores that a GPU's caches may hide, in programs of clang by LLVM's memory model."""
+"""Locks, and stores that a GPU's caches may hide. clang compiles them by LLVM's memory model."""
 
 import re
 
@@ -60,12 +60,12 @@ def test_a_message_that_is_acquired_is_right(kernels) -> None:
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("name", ["no_acquire", "relaxed", "small_scope", "old_line", "an_atomic"])
 def test_what_a_cache_may_hide_is_found(kernels, name, native) -> None:
-    """The message has the places of the load, and of the last store to the same word."""
+    """The trap names the load, and the last store to the same word."""
     store = "global_atomic_add_u32" if name == "an_atomic" else "global_store_b32"
     places = rf"global_load_b32 .*stale.* at 0x[\da-f]+ `{store} v.*without buffer_gl1_inv and "
     with pytest.raises(Trap, match=places) as trap:
         run(kernels[name], 2, 32, native=native)
-    # the named store is the message's, and not the flag's
+    # The trap names the store of the data, and not the store of the flag.
     text = {ins.address: ins.text for ins in decode_kernel(kernels[name])}
     address, named = re.findall(r"at (0x[\da-f]+) `(.*?)`", str(trap.value))[-1]
     assert text[int(address, 16)] == named
@@ -92,7 +92,7 @@ def test_storage_of_two_reductions_needs_a_barrier_between(kernels, native) -> N
 
 @pytest.mark.parametrize("native", [False, True])
 def test_a_search_without_a_bound_leaves_its_array(kernels, native) -> None:
-    """HeCBench's merge reads behind the ends of short arrays in this way."""
+    """HeCBench's merge reads past the ends of short arrays in this way."""
     data = np.zeros(256, np.int32)
     data[64:] = 1
     data[65:96] = 5
@@ -130,7 +130,7 @@ SWAPS = [
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("name", SWAPS)
 def test_the_first_load_of_a_swap_loop_is_no_race(swaps, name, native) -> None:
-    """The load may be any load: to scalar registers, of pairs, several words, or other offsets."""
+    """The load may be of scalar registers, of pairs, of several words, or at another offset."""
     kind = {"native": native, "batch": 8}
     assert run(swaps[name], 12, 64, **kind) == (24, [])
 

@@ -58,8 +58,8 @@ def test_every_operation_gives_what_numpy_gives(width):
     report = native_check.run(2400, width=width)
     assert report.differences == []
     assert len(report.compared) >= 400
-    # numpy executes constant comparisons, 16 bits of scalar registers, dot products, and output
-    # modifiers
+    # These operations are executed by numpy only: constant comparisons, 16 bits of scalar
+    # registers, dot products, and output modifiers.
     comparisons = itertools.product(("v_cmp", "v_cmpx"), "ft", "fiu", (16, 32, 64))
     scalar_names = ("cmov", "bitset0", "bitset1", "and_not0_wrexec", "and_not1_wrexec")
     allowed = {f"{compare}_{test}_{kind}{bits}" for compare, test, kind, bits in comparisons}
@@ -112,7 +112,7 @@ def compare_accesses(checks: bool, names: str = "") -> tuple[list[str], set[str]
     by_numpy = set()
     differences = []
     cases = [case for case in selftest_memory.cases() if re.match(names, case.mnemonic)]
-    # loads of words that other waves change have GLC
+    # A load needs GLC to read words that other waves change.
     pattern = r"((global|buffer|flat)_load.*)"
     loads = [
         replace(case, body=re.sub(pattern, r"\1 glc", case.body))
@@ -183,7 +183,8 @@ def test_locks_and_counters_give_the_same_bits(checks):
 def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch):
     """C checks these accesses if each wave's cells follow those of the previous wave.
 
-    numpy would take most of the time. Without the lock both find a race.
+    If numpy checked them, this would take most of the time. Without the lock, both C and numpy
+    find a race.
     """
     by_numpy = []
     record_numpy_steps(monkeypatch, lambda name, group: by_numpy.append(name))
@@ -203,7 +204,7 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
         assert (out == 8).all()
         assert done.notes == []
         accesses = {name for name in by_numpy if name.startswith(("global_", "buffer_", "ds_"))}
-        # numpy invalidates caches
+        # Of these instructions, C leaves only those that invalidate caches to numpy.
         assert (in_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
         with pytest.raises(Trap, match="race"):
             zoo.run(
@@ -237,7 +238,7 @@ def test_most_of_a_kernel_is_executed_by_c():
     assert sum(calls) < done.executed / 10
 
 
-#: s8 counts the turns. The 15th turn branches to `late`.
+#: s8 counts the turns of the loop. The 15th turn branches to `late`.
 _TURNS = (
     LOAD
     + """
@@ -292,7 +293,7 @@ def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
 
 
 def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
-    """The store is of the last turn, or of a turn that leaves the trace early."""
+    """The store is of the loop's last turn, or of a turn that leaves the trace early."""
     store = """s_waitcnt lgkmcnt(0)
     s_lshl_b32 s9, s8, 8
     v_add_nc_u32 v6, s9, v1
@@ -311,7 +312,7 @@ def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
         assert max(traced) > 0
         with pytest.raises(Trap, match=r"race.*a write"):
             execute(_TURNS.format(store, end.format("")), lds=8192)
-    # the stores are of the previous turn, because the 15th turn has none
+    # The 15th turn has no store, so that the stores are those of the previous turn.
     before = f"s_branch over\nlate:\n{exchange.format('')}\ns_branch join\nover:"
     with pytest.raises(Trap, match=r"race.*a write"):
         execute(_TURNS.format(store, before), lds=8192)
@@ -329,7 +330,7 @@ def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
         with pytest.raises(Trap, match=word):
             execute(_TURNS.format(load, late.format(place)))
         assert traced
-    # waves of several workgroups store the same values, which numpy executes each time
+    # Waves of several workgroups store the same values, which numpy executes each time.
     store = (
         load + "\nglobal_store_b32 v1, v2, s[6:7]\ns_nop 1\ns_branch more\nmore:\nv_mov_b32 v5, v2"
     )

@@ -77,31 +77,31 @@ def test_stores_next_to_each_other_are_no_race():
         assert done.cores == 2
         assert (data[16:25] == 1).all()
         assert data.sum() == 9
-        # loads of one word are no race either
+        # Loads of one word are no race either.
         both = "v_mov_b32 v2, 0\nglobal_load_b32 v5, v2, s[4:5]\n"
         assert execute(both, 2, checks=checks)[1].cores == 2
 
 
 def test_a_race_between_processes_is_the_trap_of_one_core(monkeypatch):
-    # workgroups 1 and 2 write one word; workgroup 0, which runs before the processes, does not
+    # Workgroups 1 and 2 write one word. Workgroup 0, which runs before the processes, does not.
     body = "global_store_b32 v2, v4, s[4:5]\n"
     text = trap(body, 1)
     assert "race" in text
     assert "workgroup 1" in text
     assert trap(body, 2) == text
-    # the control: without the comparison, no race is found
+    # This is the control: without the comparison, no race is found.
     monkeypatch.setattr(parallel, "_has_conflict", lambda _rows: False)
     assert execute(body, 2)[1].cores == 2
 
 
 def test_reads_of_what_another_process_writes_are_a_race():
-    # workgroup 2 reads a word that workgroup 1 writes
+    # Workgroup 2 reads a word that workgroup 1 writes.
     body = "global_load_b32 v5, v2, s[4:5]\ns_waitcnt vmcnt(0)\ns_cmp_eq_u32 s2, 1\n"
     body += "s_cbranch_scc0 1f\nglobal_store_b32 v1, v4, s[4:5]\n1:\n"
     used = body + "global_store_b32 v1, v5, s[4:5] offset:64\n"
     assert "race" in trap(used, 1)
     assert trap(used, 2) == trap(used, 1)
-    # the loaded value reaches no store
+    # Here the loaded value reaches no store, so that the race is only noted.
     for cores in (1, 2):
         _, done = execute(body, cores)
         assert done.cores == 1
@@ -109,7 +109,7 @@ def test_reads_of_what_another_process_writes_are_a_race():
 
 
 def test_what_processes_did_is_undone_before_one_core_does_it():
-    # the same value in one place is no race, but only one core can decide that
+    # Two stores of the same value are no race, but only a launch on one core can decide that.
     body = COUNT + "global_store_b32 v2, v3, s[4:5]\n"
     on_one_core, _ = execute(body, 1)
     data, done = execute(body, 2)
@@ -122,12 +122,13 @@ def test_what_processes_did_is_undone_before_one_core_does_it():
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_other_traps_are_those_of_one_core(checks):
-    # the last two workgroups leave the array
+    # The last two workgroups leave the array.
     text = trap(COUNT, 1, words=23, checks=checks)
     assert "bounds" in text
     assert "workgroup 7" in text
     assert trap(COUNT, 2, words=23, checks=checks) == text
-    # one workgroup never ends; or only all of them together exceed the budget
+    # In the first launch, one workgroup never ends. In the last one, only all workgroups together
+    # exceed the budget.
     loop = "1:\ns_cmp_eq_u32 s2, 6\ns_cbranch_scc1 1b\n"
     assert "budget" in trap(loop, 2, checks=checks)
     count = execute(COUNT, 1)[1].executed
@@ -136,7 +137,7 @@ def test_other_traps_are_those_of_one_core(checks):
 
 
 def test_a_block_that_one_process_finds_is_counted():
-    """The last five workgroups jump behind the first instruction of a block."""
+    """The last five workgroups jump over the first instruction of a block."""
     jump = "s_getpc_b64 s[8:9]\ns_add_u32 s8, s8, 20\ns_cmp_lt_u32 s2, 4\ns_cbranch_scc1 1f\n"
     body = f"{jump}s_setpc_b64 s[8:9]\n1:\nv_mov_b32 v3, 9\n{COUNT}"
     counts = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The runner of other projects' test suites counts each case once, with one outcome."""
+"""The runner of other projects' test suites counts each case once, with a single outcome."""
 
 import os
 import sys

@@ -36,7 +36,7 @@ def test_matrix_products_are_right_on_each(gpu: str) -> None:
 
 
 def test_gfx1152_and_gfx1153_execute_gfx1150s_code() -> None:
-    """Facts about gfx1150's code therefore hold for them. Only facts about the device differ."""
+    """Facts about gfx1150's code therefore hold for both. Only facts about the device differ."""
     kernel = fixtures.kernel("attention", "gfx1150")
     for name in ("gfx1152", "gfx1153"):
         same_code = fixtures.kernel("attention", name)
@@ -84,7 +84,7 @@ def _strings(source: str) -> list[str]:
 
 
 def test_functions_have_at_most_fifty_lines() -> None:
-    """Ruff checks only their complexity."""
+    """Ruff checks the complexity of functions, but not their length."""
     trees = map(ast.parse, map(Path.read_text, Path(strix_emulate.__file__).parent.rglob("*.py")))
     functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
     assert [n.name for n in functions if n.end_lineno - n.lineno > 49] == []

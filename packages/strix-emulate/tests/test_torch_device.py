@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Any build of torch in the memory of the emulated device, see device_torch.py."""
+"""Any build of torch can use the memory of the emulated device, see device_torch.py."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     answers = json.loads(done.stdout)
     assert answers["equal"] == [True, True, True]
-    # the second one is in a custom operator
+    # The second result is from a custom operator.
     assert answers["device"][:2] == [True, True]
     assert done.stderr.count("wave-instructions") == 3
 

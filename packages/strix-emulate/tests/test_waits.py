@@ -99,7 +99,7 @@ def test_what_others_may_write_is_waited_for(kernels, monkeypatch) -> None:
 
 
 def test_a_lock_of_many_workgroups_costs_each_the_same(monkeypatch) -> None:
-    """Neither instructions nor comparisons of vector clocks grow faster than workgroups."""
+    """Instructions and comparisons of vector clocks grow no faster than workgroups in number."""
     steps = []
     later = happens_before._later
 

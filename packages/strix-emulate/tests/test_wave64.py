@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Waves of 64 lanes equal two waves of 32, unless lanes exchange data, as separate tests do."""
+"""A wave of 64 lanes equals two waves of 32 lanes, unless the lanes exchange data.
+
+Separate tests cover exchanges of data.
+"""
 
 import random
 
@@ -54,9 +57,8 @@ def find_differing(texts: list[str], seed: int = 0) -> list[str]:
             narrow.run(expected)
             wide.run(got)
         V, S = halves(got.V, got.S)
-        for (
-            mask
-        ) in MASKS:  # the second register of the pair is now the second wave's first register
+        # A wave32 does not use the second register of a mask's pair, so that it is not compared.
+        for mask in MASKS:
             S[mask + 1] = expected.S[mask + 1]
         if not (np.array_equal(V, expected.V) and np.array_equal(S, expected.S)):
             differences.append(text)
@@ -182,7 +184,7 @@ def run(body: str, threads: int, **more) -> np.ndarray:
 
 @pytest.mark.parametrize("threads", [1, 32, 63, 64, 96, 256])
 def test_launches(threads):
-    """In the last wave, only the lanes of threads are active."""
+    """In the last wave, only the lanes that have threads are active."""
     out = run(GOOD, threads)
     assert (out[:threads] == np.arange(threads)).all()
     assert not out[threads:].any()
@@ -193,7 +195,7 @@ def test_lds_and_barriers():
     assert (run(far, 128)[:128] == np.arange(128) ^ 64).all()
     with pytest.raises(Trap, match="race"):
         run(far.replace("s_barrier\n", ""), 128)
-    # within a wave no barrier is needed
+    # Within a wave, no barrier is needed.
     assert (run(EXCHANGE.replace("s_barrier\n", ""), 64)[:64] == np.arange(64) ^ 32).all()
 
 
@@ -217,7 +219,7 @@ never:
 def test_branches_look_at_both_halves():
     """The branch depends on lanes of the upper half alone, or of both halves."""
     assert run(BRANCHES, 64)[:64].tolist() == [7] * 40 + [9] * 24
-    last = "v_and_b32 v3, 31, v0\nv_cmp_eq_u32 vcc, 31, v3"  # of each half
+    last = "v_and_b32 v3, 31, v0\nv_cmp_eq_u32 vcc, 31, v3"  # lane 31 of each half
     both = BRANCHES.replace("v_cmp_lt_u32 vcc, 39, v0", last)
     assert run(both, 64)[:64].tolist() == 2 * ([7] * 31 + [9])
 

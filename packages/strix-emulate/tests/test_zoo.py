@@ -34,7 +34,7 @@ BINARY = {
     "maximum": np.maximum,
     "minimum": np.minimum,
     "less": lambda a, b: np.where(a < b, a, b),
-    # as in C, quotients are rounded towards zero
+    # As in C, quotients are rounded towards zero.
     "__floordiv__": lambda a, b: _divide_truncated(a, b)[0],
     "__mod__": lambda a, b: _divide_truncated(a, b)[1],
     "__and__": np.bitwise_and,
@@ -43,7 +43,7 @@ BINARY = {
     "shl": lambda a, b: np.left_shift(a, b & 7),
     "shr": lambda a, b: np.right_shift(a, b & 7),
 }
-#: numpy's reductions, and the values of the elements behind the last one.
+#: numpy's reductions, and the values that pad a row after its last element.
 REDUCE = {
     "sum": (np.sum, 0),
     "max": (np.max, -100),
@@ -156,7 +156,7 @@ def test_convert(source, target):
 
 
 def fp8e5(bits):
-    """Return the float16 of which E5M2 is the high byte."""
+    """Return the float16 numbers whose high bytes are these E5M2 numbers."""
     return (bits.astype(np.uint16) << 8).view(np.float16)
 
 
@@ -242,7 +242,10 @@ ATOMIC_CASES += [("xchg", "i32"), ("xchg", "fp32")]
 @pytest.mark.parametrize("cells", [7, 1])
 @pytest.mark.parametrize(("op", "kind"), ATOMIC_CASES)
 def test_atomics(op, kind, cells):
-    """Atomics may have any order, but sums of small integers are exact. Old values are tested."""
+    """Atomics may run in any order. Sums of small integers are exact in each order.
+
+    The old values that atomics return are tested, too.
+    """
     n = 100
     x = np.arange(1, n + 1).astype(TYPES[kind])
     if op != "xchg":
@@ -262,7 +265,7 @@ def test_atomics(op, kind, cells):
         n,
     )
     if op == "xchg":
-        # each value was returned once, except the last one of each cell, which is still there
+        # Each value was returned once, except the last one of each cell, which is still there.
         assert sorted([*old, *out]) == sorted([*x, *start])
         return
     expected = start.copy()
@@ -281,7 +284,7 @@ def test_atomics_of_one_cell(kind):
 @pytest.mark.parametrize("small", [2, 16, 32, 64])
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "fp64", "i32", "i64", "i8", "u16"])
 def test_small_tensors_are_changed_in_place(kind, small):
-    """Racing loads of copies that nothing uses are notes."""
+    """Several waves load a small tensor, and one stores it. Races of the unused loads are notes."""
     x = np.arange(small).astype(TYPES[kind])
     y = np.arange(128).astype(TYPES[kind])
     a = Buffer(x.copy())
@@ -295,7 +298,7 @@ def test_small_tensors_are_changed_in_place(kind, small):
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", ["fp32", "i8"])
 def test_waves_that_store_what_others_change_are_a_race(kind, native):
-    """For 64 elements, two waves load copies while the others store. For 16, one wave does both."""
+    """With 64 or more elements, several waves load and store. With 16, one wave does both."""
     options = Options(budget=100_000, native=native)
     for n in (64, 128):
         with pytest.raises(Trap, match="race: global memory"):
@@ -450,7 +453,7 @@ def test_histogram(bins):
 
 
 def test_what_the_machine_refuses():
-    """Code of Triton 3.7.1 may be correct on hardware, but traps here: see docs/emulator.md."""
+    """Code of Triton 3.7.1 may be correct on hardware, but traps here (see docs/emulator.md)."""
     with pytest.raises(Trap, match="wmma: EXEC is not all ones"):
         test_grouped_gemm_with_pointers_in_tensors((3,))
 

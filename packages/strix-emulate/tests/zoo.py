@@ -64,7 +64,7 @@ def convert(x, out, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def reduce(x, out, n, OP: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr):
-    """Reduce rows. PADDING is the value of the elements behind the last one."""
+    """Reduce rows. PADDING is the value of the elements after a row's last one."""
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     v = tl.where(i < n, tl.load(x + row * n + i, mask=i < n, other=0), PADDING)
@@ -126,7 +126,7 @@ def locked_tensor(lock, out, LOCK: tl.constexpr, MIRROR: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def scalar_atomics(out):
-    """Change one cell by each workgroup. LLVM's loops of swaps begin with scalar loads."""
+    """Change one cell from each workgroup. LLVM's loops of swaps begin with scalar loads."""
     number = tl.program_id(0).to(out.dtype.element_ty)
     tl.atomic_max(out, number)
     tl.atomic_add(out + 1, number)
@@ -134,7 +134,10 @@ def scalar_atomics(out):
 
 @triton.jit
 def in_place(x, y, n, SMALL: tl.constexpr, LARGE: tl.constexpr):
-    """Double tensors in place. Each wave loads a tensor smaller than a workgroup; one stores it."""
+    """Double tensors in place.
+
+    If a tensor is smaller than the workgroup, each wave loads it, and only one wave stores it.
+    """
     i = tl.arange(0, SMALL)
     j = tl.arange(0, LARGE)
     a = tl.load(x + i, mask=i < n, other=0)

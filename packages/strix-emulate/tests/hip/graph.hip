@@ -73,7 +73,7 @@ int main() {
     CHECK(hipGraphExecDestroy(ready));
     if (ended != 7) return printf("kept alive: %d\n", ended), 1;
 
-    /* (3 + 5) * 2, although the nodes were added in reverse order */
+    /* The result is (3 + 5) * 2, although the nodes were added in reverse order. */
     int more = 5;
     void *one[] = {&a}, *two[] = {&a, &more};
     hipKernelNodeParams last = {{N, 1, 1}, NULL, (void *)twice, {1, 1, 1}, one, 0};

@@ -19,7 +19,7 @@ __global__ void move(int *to, const int *from) {
     to[__builtin_amdgcn_workitem_id_x()] = from[__builtin_amdgcn_workitem_id_x()];
 }
 
-/* Capture a fill unless `kernels` is negative, then this number of sums. */
+/* Capture `kernels` launches of `add`, after a fill. If `kernels` is negative, the fill is left out. */
 static hipGraph_t captured(hipStream_t stream, int *data, int more, int kernels) {
     hipGraph_t graph = NULL;
     if (hipStreamBeginCapture(stream, 0)) return NULL;
@@ -62,7 +62,7 @@ static int allocated(hipStream_t stream, int *data) {
     hipGraph_t graph;
     int *inside, host[N];
     void *freed;
-    /* captured from a stream: the memory exists while the graph runs */
+    /* This graph is captured from a stream. Its memory exists while the graph runs. */
     CHECK(hipStreamBeginCapture(stream, 0));
     CHECK(hipMallocAsync((void **)&inside, BYTES, stream));
     CHECK(hipMemsetAsync(inside, 0, BYTES, stream));
@@ -79,7 +79,7 @@ static int allocated(hipStream_t stream, int *data) {
     CHECK(hipGraphExecDestroy(ready));
     if (used(2)) return printf("kept %zu\n", used(2)), 1;
 
-    /* built node by node; the memory is freed outside the graph */
+    /* This graph is built node by node. Its memory is freed outside the graph. */
     CHECK(hipGraphCreate(&graph, 0));
     CHECK(hipGraphAddMemAllocNode(&take, graph, NULL, 0, &p));
     CHECK(hipGraphInstantiate(&ready, graph, NULL, NULL, 0));
@@ -89,7 +89,7 @@ static int allocated(hipStream_t stream, int *data) {
     CHECK(hipFree(p.dptr));
     CHECK(hipGraphLaunch(ready, stream));
     CHECK(hipGraphExecDestroy(ready));
-    /* 1 is AutoFreeOnLaunch: a launch frees the memory of the launch before */
+    /* 1 is AutoFreeOnLaunch: a launch frees the memory of the previous launch */
     CHECK(hipGraphInstantiateWithFlags(&ready, graph, 1));
     for (int i = 0; i < 2; i++) CHECK(hipGraphLaunch(ready, stream));
     CHECK(hipGraphExecDestroy(ready));

@@ -48,7 +48,7 @@ __global__ void heap(int *out) {
     out[0] = (int)heap_fields[5];
 }
 
-// Like a scan over padded LDS: the last lane reads a word that nothing wrote, but does not use it.
+// As in a scan over padded LDS, the last lane reads a word that nothing wrote, but does not use the word.
 __global__ void padding(int *out) {
     __shared__ volatile int room[33];
     int t = __builtin_amdgcn_workitem_id_x();

@@ -67,7 +67,7 @@ MESSAGE(relaxed, __ATOMIC_RELAXED, __ATOMIC_RELAXED, AGENT, )
 MESSAGE(small_scope, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE, GROUP, )
 SENT(an_atomic, __hip_atomic_fetch_add(data + 64, 7, __ATOMIC_RELAXED, AGENT), __ATOMIC_RELEASE,
      __ATOMIC_RELAXED, AGENT, )
-// before it waits, it loads another word of the message's cache line
+// Before workgroup 1 waits, it loads another word of the message's cache line.
 MESSAGE(old_line, __ATOMIC_RELEASE, __ATOMIC_RELAXED, AGENT, data[33] = data[65]; KEEP)
 
 KERNEL lds_beside_atomics(int *data) {
@@ -100,7 +100,8 @@ KERNEL storage_reused(int *data) { two_sums<false>(data); }
 KERNEL storage_reused_behind_a_barrier(int *data) { two_sums<true>(data); }
 
 // Merge two sorted halves of data[64...] by searches, as HeCBench's merge does. Without the second bound,
-// the last thread reads behind a short half; if the halves are arrays of their own, it is out of bounds.
+// the last thread reads past the end of a short half. If the halves are separate arrays, this read is out of
+// bounds.
 template <bool bounded> static __device__ void merged(int *data) {
     const int length = 96, own = (int)LANE;
     int below = 0;

@@ -69,7 +69,7 @@ static int heap(int *result) {
             for (int t = 0; t < 128; t++)
                 if (host[t] != size * t + size * (size - 1) / 2) return printf("sum %d\n", host[t]), 1;
         }
-    /* more memory than the heap has */
+    /* Allocate more memory than the heap has. */
     int *all[64], none = 0;
     allocate<<<1, 64>>>(places, 200000);
     CHECK(hipMemcpy(all, places, sizeof all, TO_HOST));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Two processes share an array: the second one gets a handle, adds to the array by its own kernel, and waits
-// for an event. With "forked" neither calls exec: both are forked before the first use of the device, and
-// each has a device. Exits with 0 if all numbers are right.
+// for an event. With the argument "forked", neither process calls exec: both are forked before the first use of
+// the device, and each has a device of its own. Exits with 0 if all numbers are right.
 #include "hip.h"
 #include <string.h>
 #include <sys/wait.h>

@@ -34,7 +34,7 @@ KERNEL builtin_double(int *data) {
     __hip_atomic_fetch_max((double *)(data + 36), (double)BLOCK, __ATOMIC_RELAXED, AGENT);
     add(data + 32, 1);
 }
-// The same load also reads other words: of another loop, or constants.
+// The load of the swapped word also reads other words, which another loop swaps or which are constant.
 KERNEL two_cells(int *data) {
     if (LANE & 31) return;
     int a = data[32], b = data[33];
@@ -66,7 +66,7 @@ KERNEL each_lane_wide(int *data) {
     add((int64_t *)(data + 64) + (LANE & 31), (int64_t)1);
     if (!(LANE & 31)) add(data + 32, 1);
 }
-// a swap of 16 bits, in a word of two halves
+// This swap changes 16 bits, in a word of two halves.
 KERNEL half_of_a_word(int *data) {
     if (LANE & 31) return;
     __hip_atomic_fetch_add((_Float16 *)data + 67, (_Float16)1, __ATOMIC_RELAXED, AGENT);

@@ -30,7 +30,7 @@ KERNEL swapped_lock(int *data) {
     data[32]++;
     STORE(data, 0);
 }
-// It loads the lock before it swaps.
+// Each wave loads the lock before it swaps.
 KERNEL polite_lock(int *data) {
     FIRST;
     do {
@@ -138,7 +138,7 @@ KERNEL gives_up_by_lds(int *data) {
     ADD(data + 32, 1);
 }
 
-// These wait forever.
+// The following kernels wait forever.
 KERNEL no_one_writes(int *data) {
     FIRST;
     while (!LOAD(data)) {}
