@@ -66,7 +66,7 @@ class QuickCase:
 
 
 def quick_cases(library: str) -> Iterator[QuickCase]:
-    """Yield a library's quick checks; of a check in two dtypes, only the one in float16."""
+    """Yield a library's quick checks. A check that exists in two dtypes comes only in float16."""
     if library == "flash":
         for flash_case in flash_cases.CASES:
             if flash_case.size is Size.QUICK:

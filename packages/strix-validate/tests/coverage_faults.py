@@ -2,7 +2,7 @@
 """Faults that only a second loop trip, a large batch or another argument shows.
 
 The entries have the format of vllm_faults.py. Each names the quick check that was added for the
-fault; no other quick check fails.
+fault. No other quick check fails with the fault.
 """
 
 from vllm_faults import (

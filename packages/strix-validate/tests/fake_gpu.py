@@ -16,7 +16,7 @@ TURN = 15
 
 
 class Clock:
-    """A clock that moves only in wait_until. In the second interrupt_at, Ctrl-C is pressed."""
+    """A clock that moves only in wait_until. At the second `interrupt_at`, Ctrl-C is pressed."""
 
     def __init__(self, interrupt_at=float("inf")):
         self.seconds = 0.0

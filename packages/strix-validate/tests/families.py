@@ -6,7 +6,7 @@
 Each family is counted twice. The first config has no keys, so that the class's defaults apply. The
 second one changes num_hidden_layers, vocab_size and intermediate_size, and contains the keys that
 the class derives from them, as published files do. A count is the number of elements of all
-parameters; those of encoders are also counted alone.
+parameters. The parameters of encoders are also counted separately.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _LIMIT = 120
 
 
 def collect() -> dict:
-    """Return by model_type the changed config keys with the numbers of parameters."""
+    """Return the changed config keys with the numbers of parameters, by model_type."""
     import transformers
     from transformers.models.auto import modeling_auto
 

@@ -29,7 +29,7 @@ def node(version: int, simds: int, minor: int = 128, more: str = "") -> str:
 
 
 #: The time at which the healthy host is examined. Triton is two days old and the caches are one day
-#: old; the new package rich must not make them stale.
+#: old. The package rich is newer, but must not make the caches stale.
 NOW = 1_800_000_000
 HEALTHY = {
     "proc/sys/kernel/osrelease": "6.18.9-200.fc43.x86_64\n",
@@ -57,7 +57,7 @@ HEALTHY = {
     "Version: 20260110.git1-0ubuntu1\n\n",
     "dev/kfd": "",
     "dev/dri/renderD128": "",
-    # doctor/copies loads this library
+    # The check doctor/copies loads this library.
     "home/user/env/lib/libamdhip64.so.7": "",
     "lib64/libc.so.6": "GNU C Library (GNU libc) stable release version 2.42.\n",
     f"{META}/triton-3.7.1-h1_0.json": record("triton", "3.7.1"),
@@ -112,7 +112,7 @@ DISCRETE = {
     "sys/class/drm/card0/device/mem_info_gtt_total": f"{62 * GIB}\n",
     "dev/dri/renderD129": "",
 }
-#: The GPU has a driver, but KFD of this kernel does not know it.
+#: The GPU has a driver, but this kernel's KFD does not know the GPU.
 WITHOUT_KFD = {
     f"{KFD}/1/properties": None,
     f"{GPU}/driver": Path("/sys/bus/pci/drivers/amdgpu"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Interpreted:
-    """A kernel with what Triton's interpreter lacks: loop counters, libdevice and scalar masks."""
+    """A kernel that uses what Triton's interpreter lacks: counters, libdevice and scalar masks."""
 
     dtype: torch.dtype = torch.float32
 
@@ -19,7 +19,8 @@ class Interpreted:
         return ""
 
     def execute(self, device: str) -> dict[str, Tensor]:
-        # imported late: on import, its functions bind to the language that the interpreter offers
+        # libdevice is imported late, because on import its functions bind to the language that the
+        # interpreter offers.
         from triton.language.extra import libdevice
 
         @triton.jit

@@ -86,7 +86,7 @@ TORCH = {
         | wheels(VENV_SITE, "10.0.0", "rocm_sdk_core", "rocm_sdk_libraries")
         | wheels(VENV_SITE, "10.0.0", "rocm_sdk_device_gfx1151", "amd_torch_device_gfx1151"),
     ),
-    # the nightlies of June 9 to 12 crash when HIP starts
+    # The nightlies of June 9 to 12 crash when HIP starts.
     "kyuz0/amd-strix-halo-vllm-toolboxes#61": Machine(
         TOOLBOX
         | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260612", hip="7.14.60610")
@@ -100,12 +100,12 @@ TORCH = {
     "kyuz0/amd-strix-halo-vllm-toolboxes#61 the day before": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260608", hip="7.14.60608"),
     ),
-    # a nightly of 7.11 from before the fix of 2025-12-19 faults on fixed kernels
+    # A nightly of 7.11 from before the fix of 2025-12-19 faults on fixed kernels.
     "a nightly of 7.11 before the fix": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.10.0a0+rocm7.11.0a20251212", hip="7.2.53150"),
         {"packages": Expected("error", "ROCm 7.11.0a20251212, which page-faults")},
     ),
-    # 7.1 of repo.radeon.com crashes: use 7.2 or newer
+    # ROCm 7.1 of repo.radeon.com crashes: use 7.2 or newer.
     "unslothai/unsloth#5301": Machine(
         VENV
         | UBUNTU
@@ -117,7 +117,7 @@ TORCH = {
             )
         },
     ),
-    # the runtime is too old, and so is the kernel
+    # ROCm's runtime is too old, and so is the kernel.
     "ROCm/legacy-rocm-build#5853": Machine(
         VENV
         | released("ID=fedora", "VERSION_ID=43", "VARIANT_ID=silverblue")
@@ -147,7 +147,7 @@ TORCH = {
             "gtt": Expected("info"),
         },
     ),
-    # 6.17.9 has the kernel's half of the fix; ROCm 7.1.1 lacks the other half, and faults
+    # Linux 6.17.9 has the kernel's half of the fix. ROCm 7.1.1 lacks the other half, and faults.
     "kyuz0/amd-strix-halo-toolboxes#45": Machine(
         FIXED_NODE
         | kernel("6.17.9-300.fc43.x86_64")
@@ -175,7 +175,7 @@ MEMORY = {
             "gtt": Expected("info"),
         },
     ),
-    # the option does not exist; pages_limit is set on the command line, and must be changed there
+    # The option does not exist. pages_limit is set on the command line, and must be changed there.
     "kyuz0/amd-strix-halo-toolboxes#39": Machine(
         CACHYOS
         | gtt(124)
@@ -248,7 +248,7 @@ MEMORY = {
 }
 
 SETTINGS = {
-    # pt is not a value of amd_iommu
+    # pt is not a value of amd_iommu.
     "kyuz0/amd-strix-halo-toolboxes#66": Machine(
         kernel("7.0.4-100.fc43.x86_64") | command_line("quiet amd_iommu=pt"),
         {
@@ -341,7 +341,7 @@ DRIVERS = {
             "caches": Expected("warning"),
         },
     ),
-    # the override renames the APU too
+    # The override also renames the APU.
     "ROCm/legacy-rocm-build#5696": Machine(
         DISCRETE
         | {f"{KFD}/1/properties": node(120001, 128)}
@@ -394,7 +394,7 @@ CONTAINERS = {
         environ(container="flatpak") | {"dev/kfd": None},
         {"kfd": Expected("error", "(flatpak)", "flatpak override --user --device=all", "recreate")},
     ),
-    # /dev/dri alone is not enough; and this torch is not built for ROCm
+    # The device files in /dev/dri alone are not enough. Also, this torch is not built for ROCm.
     "Comfy-Org/ComfyUI#14326": Machine(
         VENV | {".dockerenv": "", "dev/kfd": None} | torch(VENV_SITE, "2.12.0+cpu"),
         {
@@ -402,7 +402,7 @@ CONTAINERS = {
             "packages": Expected("error", "the build for CPUs"),
         },
     ),
-    # the host's kernel is too old, and its release is not the image's
+    # The host's kernel is too old. Its release is not that of the image.
     "ollama/ollama#14921": Machine(
         {".dockerenv": ""} | kernel("6.8.0-106-generic") | environ(AMD_LOG_LEVEL="3"),
         {

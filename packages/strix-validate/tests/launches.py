@@ -37,7 +37,7 @@ class Launches:
 
     def add_kernel(self, function: Any, constants: list[str], values: dict[str, Any]) -> None:
         """Record a launch."""
-        # several modules may have kernels of the same name
+        # Several modules may have kernels of the same name.
         self.kernel = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         source = _parse_source(function)
         empty: dict = {"flags": {}, "compared": {}, "grid": {}, "loops": {}}
@@ -62,7 +62,8 @@ class Launches:
         """Record the number of trips of a loop in the function of a frame."""
         code = frame.f_code
         text = " ".join(linecache.getline(code.co_filename, frame.f_lineno).split("#")[0].split())
-        # a line number within the function, so that edits above the function do not change the name
+        # The name has a line number within the function, so that edits above the function do not
+        # change it.
         name = f"{code.co_name}+{frame.f_lineno - code.co_firstlineno} {text.rstrip(':')}"
         loops = self.kernels[self.kernel]["loops"]
         loops[name] = max(loops.get(name, 0), trips)
@@ -130,7 +131,7 @@ def _parse_source(function: Any) -> ast.AST:
 
 
 def _list_compared_constants(source: ast.AST) -> dict[str, list[str]]:
-    """Return by name the constants with which a kernel compares it."""
+    """Return, by variable, the constants with which a kernel compares the variable."""
     constants: dict[str, set[str]] = {}
     for node in ast.walk(source):
         if (
@@ -162,9 +163,9 @@ def _ends(numbers: range) -> list[int]:
 def _few_programs(numbers: range, frame: Any) -> list[int]:
     """Return the programs of one grid axis that run.
 
-    On the outermost axis these are the first and the last program, or all if there are few, because
-    data may decide how many trips a program makes. On an inner axis it is the first program if the
-    outermost axis is at its first program, and otherwise the last.
+    On the outermost axis, the first and the last program run, or all programs if there are few,
+    because data may decide how many trips a program makes. On an inner axis, the first program runs
+    if the outermost axis is at its first program, and otherwise the last one.
 
     Args:
         numbers: the programs of the axis.
@@ -187,7 +188,7 @@ def watch(launches: Launches, run_all: bool) -> None:
     """
     from triton.runtime import interpreter
 
-    # interpreter.complete must have run: it replaces the module's range
+    # interpreter.complete must run before this function, because it replaces the module's range.
     interpreter_range = interpreter.range
     execute = interpreter.GridExecutor.__call__
     interpreter_file = interpreter.__file__
@@ -203,7 +204,7 @@ def watch(launches: Launches, run_all: bool) -> None:
         launches.add_loop(frame, len(trips))
         if run_all:
             return interpreter_range(*limits)
-        # numbers, or tensors if a limit is a tensor, as from the interpreter's range
+        # Like the interpreter's range, this function returns tensors if a limit is a tensor.
         first = next(iter(interpreter_range(*limits)), 0)
         few = _ends(trips)
         return few if isinstance(first, int) else [interpreter._implicit_cvt(x) for x in few]
@@ -232,7 +233,7 @@ def watch(launches: Launches, run_all: bool) -> None:
 
 
 def profile(launches: Launches, frame: Any, event: str, _: Any) -> None:
-    """Record a call from the validator into a library; a function for sys.setprofile."""
+    """Record a call from the validator into a library. This is a function for sys.setprofile."""
     code = frame.f_code
     if event != "call" or not code.co_argcount + code.co_kwonlyargcount or _is_between(frame):
         return
@@ -251,7 +252,7 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _is_between(frame: Any) -> bool:
-    """Return whether a function only passes its arguments on: torch's functions, and decorators."""
+    """Return whether a function only passes its arguments on, as torch's and decorators do."""
     name = frame.f_globals.get("__name__", "")
     is_decorator = not frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount
     return name == "torch" or name.startswith(_BETWEEN) or (not _is_ours(frame) and is_decorator)

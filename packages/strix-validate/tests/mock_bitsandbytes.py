@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A mock of bitsandbytes in torch: 4-bit quantization, and one 8-bit optimiser.
 
-It is correct unless `fault` names a fault. It shares no code with the checks.
+The mock is correct unless `fault` names a fault. It shares no code with the checks.
 """
 
 from types import SimpleNamespace

@@ -61,7 +61,7 @@ _BY_HAND = {
         query_pre_attn_scalar=256,
         vocab_size=256000,
     ),
-    # the file leaves out keys that have transformers' defaults
+    # The file leaves out the keys that have transformers' defaults.
     "Gemma-3-4B": {
         "text_config": {
             "model_type": "gemma3_text",
@@ -120,7 +120,8 @@ _BY_HAND = {
         vocab_size=200064,
     ),
 }
-#: Models that are not in CONFIGS: sparse attention, Mamba layers, or no generated tokens.
+#: Models that are not in CONFIGS, because they have sparse attention or Mamba layers, or generate
+#: no tokens.
 _WITHOUT = (
     "DeepSeek-V4-Flash",
     "GLM-5",

@@ -43,7 +43,7 @@ def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
     )
 
 
-#: Moves to our packages that failed, see docs/move.md.
+#: Workspaces whose move to our packages failed (see docs/move.md).
 APPENDED = ("conda-forge", OURS)
 MOVED = {
     "conda-forge's CUDA, our channel appended": moved(

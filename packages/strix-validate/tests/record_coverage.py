@@ -33,13 +33,13 @@ import launches
 import torch
 
 RECORD = Path(__file__).with_name("coverage.json")
-#: Takes the place of a case's name if several cases have a value.
+#: This name takes the place of a case's name if several cases have the same value.
 SEVERAL = "several"
 _SECONDS = 600
 #: Kinds of values of a required argument. An argument that has only one of them is no gap.
 REQUIRED = {"a tensor", "a number", "a value"}
-#: Cases that run in full, because their first and last programs do nothing: those have tokens
-#: without an adapter, or adapters without tokens.
+#: Cases that run in full, because their first and last programs do nothing. Those programs have
+#: tokens without an adapter, or adapters without tokens.
 _IN_FULL = ("lora-prompt",)
 #: The parts of a kernel's record: flags, constants that flags are compared with, grid axes, loops.
 _PARTS = ("flags", "compared", "grid", "loops")
@@ -57,7 +57,8 @@ def run_case(call: Any, modules: tuple[str, ...], run_all: bool, descriptor: int
         error = f"{type(problem).__name__}: {problem}"
     sys.setprofile(None)
     with os.fdopen(descriptor, "wb") as pipe:
-        # the parent imports these modules too, for the next cases: torch._dynamo takes two seconds
+        # The parent imports these modules, too, because importing torch._dynamo in each case takes
+        # two seconds.
         imported = [name for name in sys.modules if name.startswith((*modules, "torch._"))]
         record = {"kernels": recorded.kernels, "functions": recorded.functions}
         pickle.dump((record, error, imported), pipe)
@@ -80,7 +81,7 @@ def run_in_child(call: Any, modules: tuple[str, ...], run_all: bool) -> tuple[di
         return {}, "the case crashed or took too long"
     record, error, imported = pickle.loads(data)
     for name in imported:
-        # the child may have a stand-in for a package that is not installed
+        # The child may have a stand-in for a package that is not installed.
         with suppress(ImportError):
             importlib.import_module(name)
     return record, error
@@ -95,7 +96,7 @@ def record_library(library: str, vllm: Path | None, keep: Path) -> None:
 
     stand_in.install()
     interpreter.complete()
-    # with few trips, results may be any number
+    # Results may be any number if only few trips of loops run.
     warnings.simplefilter("ignore", RuntimeWarning)
     torch.set_num_threads(1)
     modules = (coverage_cases.LIBRARIES[library],)
@@ -185,7 +186,7 @@ def _merge_count(entry: list, count: int, case: str) -> list:
 
 
 def write_record(libraries: Iterable[str], keep: Path) -> None:
-    """Write coverage.json. Only the records of these libraries change, to those in the folder."""
+    """Write coverage.json, in which the records of these libraries are replaced by the folder's."""
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     for library in libraries:
         cases = {case.name: case.digest() for case in coverage_cases.quick_cases(library)}

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Execute the calls of a library's set `sample` as the GPU $gpu_arch, with every candidate tile.
+"""Execute the calls of a library's set `sample` as on the GPU $gpu_arch, with every candidate tile.
 
     python sample_sets.py LIBRARY
 
-Prints JSON: the kernels that the calls looked up; the wave-instructions of each executed kernel;
-faults in the kernels' files; and for each call its error, whether its results were compared, and
-what is wrong with them.
+The program prints JSON: the kernels that the calls looked up; the wave-instructions of each
+executed kernel; faults in the kernels' files; and for each call its error, whether its results were
+compared, and what is wrong with these results.
 
-Inputs are random numbers if the call has expected results. Other calls write to one place from
-several programs, and their inputs are zeros. If a launch has too many workgroups, only the first
+The inputs of a call with expected results are random numbers. In all other calls, several programs
+write to one place, and the inputs are zeros. If a launch has too many workgroups, only the first
 ones are executed, and its call is not compared.
 """
 
@@ -40,14 +40,15 @@ SETS = {
     "liger-kernel": lambda: map(defer, *zip(*liger.SHIPPED["sample"], strict=True)),
     "sageattention": lambda: map(defer, *zip(*sage.SHIPPED["sample"], strict=True)),
 }
-#: Maximum workgroups of a launch: sageattention's take long, liger's and aiter's are short.
+#: Maximum number of workgroups of a launch. The workgroups of sageattention take long, and those of
+#: liger and aiter are short.
 MAX_WORKGROUPS = dict.fromkeys(SETS, 32) | {"sageattention": 2, "liger-kernel": 2048}
 if has_aiter():
     MAX_WORKGROUPS["flash-attn"] = 2048
 
 
 class Executed:
-    """Executes and records launches. are_complete: whether each launch of a call was complete."""
+    """Executes and records launches. `are_complete` tells which launches ran completely."""
 
     def __init__(self, max_workgroups: int) -> None:
         self.max_workgroups = max_workgroups
@@ -76,7 +77,7 @@ class Executed:
     def make(self, deferred: DeferredCall) -> dict:
         self.are_complete.clear()
         call, expected = make(deferred.name, Case(deferred.build, "", deferred.dtype))
-        # a copy, because some calls change the tensors from which the expected results are computed
+        # The call is copied, because some calls change the tensors that give the expected results.
         call = copy.deepcopy(replace(call, **deferred.change)) if expected else deferred
         answer = modes.answer(call, "cpu")
         if answer.error or not expected or not all(self.are_complete):
@@ -92,7 +93,7 @@ class Executed:
 def divide_rows() -> None:
     """Have liger divide the rows of a norm among workgroup processors, as it does on a GPU.
 
-    Without a GPU it gives all 32,768 rows to one workgroup, which takes over five CPU minutes.
+    Without a GPU, liger gives all 32,768 rows to one workgroup, which takes over five CPU minutes.
     """
     from liger_kernel.ops import rms_norm
 

@@ -34,7 +34,7 @@ def judge(config: dict, arguments: list[str], folder: Path) -> str:
         return "vLLM's parser refuses an argument"
     if unknown := find_unknown_parsers(options):
         return unknown
-    # the model has no tokenizer, which a reasoning parser needs
+    # The folder has no tokenizer, which a reasoning parser would need.
     options.skip_tokenizer_init = True
     options.load_format = "dummy"
     options.reasoning_parser = ""

@@ -81,7 +81,10 @@ def describe_answer(config: dict) -> str:
 
 
 def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
-    """With both, text is wrong and tool calls are lost: vllm-project/vllm#43559, #53912, #47194."""
+    """Drafts with prefix caching give wrong text and lose tool calls.
+
+    See vllm-project/vllm#43559, vllm-project/vllm#53912 and vllm-project/vllm#47194.
+    """
     text = describe_answer(SHAPES["Qwen3.6-35B-A3B"])
     assert '"method":"mtp"' in text
     assert "--no-enable-prefix-caching" in text
@@ -100,7 +103,10 @@ def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
 
 
 def test_blocks_of_fp8_are_slow() -> None:
-    """lemonade-sdk/vllm-rocm#36: a 27B model has 0.5 tokens/s, and 3.7 with 8 bits in groups."""
+    """In lemonade-sdk/vllm-rocm#36, a 27B model generates 0.5 tokens/s.
+
+    With 8 bits in groups, it generates 3.7 tokens/s.
+    """
     config = SHAPES["Qwen3.8-27B"]
     text = describe_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
     assert "0.5 tokens/s (27B)" in text
@@ -129,7 +135,7 @@ REFUSED = {
     "auto-round of 2 bits": ("INC quantization", "4 bits"),
     "gptq with desc_act": ("GPTQ group activation ordering", "desc_act=false"),
 }
-#: Formats that vLLM accepts on gfx1151, and the kernel that it uses.
+#: Formats that vLLM accepts on gfx1151, and the kernel that vLLM uses.
 ACCEPTED = {
     "nvfp4": "EmulationNvFp4LinearKernel",
     "modelopt nvfp4": "EmulationNvFp4LinearKernel",
@@ -151,7 +157,7 @@ def test_a_format_that_is_refused_has_an_instead(form: str) -> None:
 
 @pytest.mark.parametrize("form", ACCEPTED)
 def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
-    """From ROCm/vllm#958 and others: `models` gives advice, and does not end with status 2."""
+    """For these formats, of ROCm/vllm#958 and others, `models` gives advice, and not status 2."""
     result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
     assert not result.refusal
     assert ACCEPTED[form] in result.parts["linear"]

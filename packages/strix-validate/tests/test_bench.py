@@ -47,7 +47,7 @@ def test_what_is_timed_has_the_shape_of_a_server():
         "bench/vllm/decode-causal",
         "bench/vllm/gqa-full",
         "bench/published/gqa-causal",
-        # the table has full attention only forward, and not at its smallest size
+        # The table has full attention only forward, and not at the table's smallest size.
         "bench/published/tiny-full",
     }
     assert bench.count_operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096
@@ -116,7 +116,7 @@ def test_flash_that_is_no_faster_than_math_fails():
 
 
 def test_timer_times_what_it_is_given(monkeypatch):
-    """The calls advance a mock clock: most by 9 ms, one by 2 ms. The first one warms up."""
+    """After a first call that warms up, calls advance a mock clock: most by 9 ms, one by 2 ms."""
     clock = [0.0]
     calls = iter([1000, 9, 2, 9, 9, 9, 9, 9])
 
@@ -172,7 +172,7 @@ def test_a_cpp_kernel_is_told_without_its_arguments():
 
 
 def test_operations_and_bytes_of_experts(monkeypatch):
-    """Sixteen tokens of eight experts each read all 128 experts' weights once."""
+    """Sixteen tokens with eight experts each use all 128 experts, whose weights are read once."""
     calls = []
 
     def time_in_child(call, _):

@@ -2,9 +2,9 @@
 """Each gap in the coverage of Triton kernels by quick checks has a reason in coverage_gaps.toml.
 
 A gap is a loop with one trip, a grid axis with one program, or a flag or argument with one value.
-record_coverage.py writes coverage.json, which names the case that alone has a flag's value, an
-argument, or more than one trip. The tests here run no kernel, except one test of the recording.
-They check that the record is up to date.
+record_coverage.py writes coverage.json. If only one case has a flag's value, an argument, or more
+than one trip, coverage.json names this case. The tests check that coverage.json is up to date. They
+run no kernel, except one test of the recording.
 """
 
 import copy
@@ -99,7 +99,7 @@ def new_gaps(library: str, record: dict) -> list[str]:
 @skip_without("triton")
 @pytest.mark.parametrize("run_all", [False, True])
 def test_what_a_launch_is_recorded_as(run_all):
-    """The record is the same if few programs run, because the last one makes the most trips."""
+    """The record is the same if few programs run, because the last program makes the most trips."""
     program = (
         "import json, interpreted, record_coverage; from strix_validate.triton import interpreter; "
         "interpreter.complete(); "

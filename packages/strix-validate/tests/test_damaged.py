@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutants of every file that the validator reads: it reports or leaves out a damaged file."""
+"""For mutants of every file that it reads, the validator reports a fault or leaves the file out."""
 
 import json
 import os
@@ -62,7 +62,7 @@ KERNELS = {
 
 
 class Refused(Exception):
-    """The program refused its input: one message, and exit status 2."""
+    """The program refused its input with one message and exit status 2."""
 
 
 Tally.refusal = Refused
@@ -71,7 +71,7 @@ COMMAND = get_command(app)
 
 @pytest.fixture(autouse=True)
 def command_is_built_once(monkeypatch) -> None:
-    """Build the command once: this takes three times as long as a run of the command."""
+    """Build the command once, because this takes three times as long as a run of the command."""
     monkeypatch.setattr(testing, "_get_command", lambda _: COMMAND)
 
 
@@ -259,7 +259,7 @@ def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) ->
 
 
 def test_weights(tmp_path: Path, damage) -> None:
-    """Headers of safetensors files are damaged, or longer than the format allows, or are pipes."""
+    """Headers of safetensors files are damaged or longer than the format allows. Pipes are refused."""
     (tmp_path / "model_index.json").write_text(json.dumps(PIPELINE))
     (tmp_path / "vae").mkdir()
     file = tmp_path / "vae" / "a.safetensors"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor on fake hosts: a healthy one, each fault alone, combinations, garbage."""
+"""Run the doctor on fake hosts: healthy, with one fault, with several faults, and with garbage."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def with_ray(tmp_path):
 
 @pytest.fixture
 def cable(monkeypatch):
-    """The machine has one address, on the cable, and as many open files as a cluster needs."""
+    """Give the machine one address, on the cable, and as many open files as a cluster needs."""
     limits = (cluster_machine.FILES, cluster_machine.FILES)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
     link = cluster_machine.Link("10.77.0.1", "thunderbolt0")
@@ -137,7 +137,7 @@ def test_kernels_of_the_installed_versions_are_counted(tmp_path):
 
 @pytest.mark.parametrize("other", ["2.8.3.post2-pyh2_1", "2.8.4-pyh1_0"])
 def test_kernels_of_another_build_are_a_warning(other, tmp_path):
-    """Each kernel would be compiled at its first call, without any other message."""
+    """Without the warning, nothing would tell that each kernel is compiled at its first call."""
     result = examine(hosts.make(tmp_path, kernel_package(f"flash-attn-{other}")))["kernels"]
     assert (result.state, result.severity) == (State.PASSED, Severity.WARNING)
     assert f"0 of 3 kernels are for the installed flash-attn-{other}" in result.reason
@@ -145,7 +145,7 @@ def test_kernels_of_another_build_are_a_warning(other, tmp_path):
 
 
 def test_variables_of_the_activation_are_printed(tmp_path):
-    """Variables that activation has set are not a finding."""
+    """Variables that the activation has set are not a finding."""
     values = {"ROCPROFILER_QUEUE_INTERPOSITION": "0", "MIOPEN_FIND_MODE": "FAST"}
     changes = hosts.environ(**values) | {f"{hosts.META}/rocm-sdk-core-10.0.0-h1_0.json": "{}"}
     result = examine(hosts.make(tmp_path, changes))["environment"]
@@ -193,7 +193,7 @@ def test_what_pixi_detects(machine, tmp_path):
     [
         ({}, {"CONDA_OVERRIDE_AMDGPU": ""}, {}),
         ({}, {"CONDA_OVERRIDE_AMDGPU_ARCH": ""}, {"__amdgpu": "0"}),
-        # pixi ignores an architecture without a GPU
+        # Pixi ignores an architecture without a GPU.
         ({f"{hosts.KFD}/1/properties": None}, {"CONDA_OVERRIDE_AMDGPU_ARCH": "11.5.1"}, {}),
         (
             {},
@@ -307,7 +307,7 @@ def test_command_on_a_host_without_amd_gpu(tmp_path):
 
 
 def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):
-    """Return the files of a host with these GiB. `used` is in the pool that HIP allocates from."""
+    """Return the files of a host, with sizes in GiB. HIP's pool has `used` GiB in use."""
     pool = "gtt" if carve_out < gtt else "vram"
     return {
         f"{hosts.GPU}/mem_info_vram_total": str(int(carve_out * hosts.GIB)),
@@ -319,7 +319,7 @@ def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):
 
 
 def group(version: int, limit: object, used=0, cache=0, folder="/job") -> dict[str, str]:
-    """Return the files of a control group with these GiB. `used` includes `cache`."""
+    """Return the files of a control group, with sizes in GiB. `used` includes `cache`."""
     names = ("memory.max", "memory.current", "inactive_file")
     root = "sys/fs/cgroup"
     line = "0::"

@@ -12,7 +12,7 @@ from strix_validate.doctor import copies, copy_rate
 from test_doctor import examine
 
 #: The HIP functions that copy_rate.py calls. A copy takes SECONDS if its source is writable memory,
-#: as with the faulty kernels. The stub reads this from /proc/self/maps.
+#: as with the faulty Linux kernels. The stub reads from /proc/self/maps whether memory is writable.
 HIP = r"""
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +69,7 @@ def test_a_library_that_does_not_load(tmp_path):
 
 
 def test_a_copy_that_does_not_end(tmp_path, monkeypatch):
-    """The faulty kernels are so slow that the measurement needs a time limit."""
+    """With the faulty Linux kernels, copies are so slow that the measurement needs a time limit."""
     monkeypatch.setattr(copies, "TIMEOUT", 0.001)
     rates = copies.measure(tmp_path / "none.so")
     assert rates["writable"] == copy_rate.SIZE / 0.001

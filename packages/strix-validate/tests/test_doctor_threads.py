@@ -41,7 +41,7 @@ def refuse_with(number: int) -> Callable[[Path], None]:
 def examine_machine(machine: Machine, root: Path) -> dict[str, Result]:
     hosts.make(root, machine.files)
     for file in root.glob("opt/rocm*/.info/version"):
-        # ROCm is newer than the caches
+        # ROCm is newer than the caches.
         os.utime(file, (hosts.NOW, hosts.NOW))
     return examine(
         root,
@@ -68,7 +68,7 @@ def test_what_is_said_of_a_machine(name, tmp_path):
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_advice_names_no_command_of_a_reboot(name, tmp_path):
-    """A pasted fix must not restart the machine. needs_reboot tells that a reboot is needed."""
+    """A pasted fix must not restart the machine. The field needs_reboot says that it is needed."""
     for result in examine_machine(MACHINES[name], tmp_path).values():
         assert not re.search(r"\b(sudo )?(systemctl )?reboot\b(?! ID)", result.fix), result
 
@@ -89,7 +89,7 @@ def test_an_iommu_that_the_bios_turned_off(tmp_path):
     "file", ["var/lib/dpkg/info/rocm-core.list", "var/lib/pacman/local/comgr-7.2.1-1/desc"]
 )
 def test_caches_of_a_systems_packages(file, tmp_path):
-    """Unpacked files keep old times. The package manager's list has the time of installation."""
+    """The time of the package manager's list counts, because unpacked files keep old times."""
     variables = hosts.environ(CONDA_PREFIX="", PATH="/usr/bin")
     hosts.make(tmp_path, variables | {file: "/opt/rocm\n"})
     for days, severity in ((2, None), (0, Severity.WARNING)):
@@ -113,7 +113,8 @@ def test_caches_of_a_virtual_environment(tmp_path):
 @pytest.mark.parametrize(
     ("output", "version"),
     [
-        # Fedora after `dnf downgrade amd-gpu-firmware`, openSUSE, RHEL, and none of them
+        # The outputs are of Fedora after `dnf downgrade amd-gpu-firmware`, of openSUSE, of RHEL,
+        # and of a distribution without any of these packages.
         (
             "20251111\npackage kernel-firmware-amdgpu is not installed\n20251125\n",
             "20251111",
@@ -129,6 +130,9 @@ def test_caches_of_a_virtual_environment(tmp_path):
     ],
 )
 def test_the_firmware_of_rpms_distributions(output, version):
-    """The package with the GPU's firmware counts, not the one with all others:
-    https://github.com/ROCm/legacy-rocm-build/issues/5724"""
+    """The version of the package with the GPU's firmware counts.
+
+    The version of the package with all other firmware does not count:
+    https://github.com/ROCm/legacy-rocm-build/issues/5724
+    """
     assert find_first_version(output) == version

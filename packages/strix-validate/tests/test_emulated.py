@@ -31,7 +31,7 @@ def correct_answer(name: str) -> CallAnswer:
 
 @pytest.fixture
 def answered(monkeypatch):
-    """A function that runs the tier with these answers of the child process, or its exception."""
+    """A function that runs the tier with mock answers or a mock exception of the child process."""
     monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: True)
 
     def install(*answers, error=None):

@@ -124,7 +124,7 @@ def execute(text, folder, *arguments):
 
 
 def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
-    """A restored wait gives the correct answer. Without a barrier, no wait does."""
+    """A restored wait gives the correct answer. If a barrier is lost, no wait gives it."""
     unchanged, without_wait, without_barrier = execute(PLANTED, tmp_path).splitlines()
     assert unchanged == "2016.0 "
     assert without_wait.startswith("2016.0 total at")
@@ -175,8 +175,8 @@ class InspectChild:
 def test_each_run_has_a_cache_of_its_own(mode, factor, monkeypatch):
     """A kernel that no longer compiles would be found in the caller's cache.
 
-    When kernels are only counted, matrix products are not computed: those of a vocabulary take half
-    a CPU minute, and nothing reads their results.
+    When kernels are only counted, matrix products are not computed. The products for a vocabulary
+    would take half a CPU minute, and nothing reads their results.
     """
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/of/the/caller")

@@ -150,7 +150,7 @@ def flash_case(name):
 
 
 def neighbours_seen(_):
-    """Return results for which each sequence attends to the keys of the others, too."""
+    """Return the results of a kernel in which each sequence also sees the keys of the others."""
     call = flash_case("varlen").call
     q, k, v = (call.tensors[name].transpose(0, 1)[None] for name in ("q", "k", "v"))
     grad_out = call.grad_out.transpose(0, 1)[None]
@@ -220,7 +220,7 @@ def test_a_yardstick_that_is_not_finite_is_an_error():
 
 
 def test_a_gradient_of_zeros_may_have_the_rounding_of_its_terms():
-    """With one key, dk cancels to zero. For dk alone, no other gradient gives a bound."""
+    """With one key, dk cancels to zero. If only dk is needed, no other gradient gives a bound."""
     exact = {"dk": torch.zeros(3).double()}
     terms = {"dk": torch.full((3,), 8.0).double()}
     bound = comparison.bounds(exact, exact, terms, torch.float16)["dk"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The first calls of a model need no kernel that is missing from the full set of kernels.
 
-Triton's hook before compilation refuses each kernel, so that all are counted and none is compiled.
-Set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches. flash-attn's kernels are
-counted if it is installed, and amd-aiter's as well.
+Triton's hook before compilation refuses each kernel, so that all kernels are counted and none is
+compiled. Set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches. The kernels of
+flash-attn and amd-aiter are counted if these packages are installed.
 """
 
 import json
@@ -38,7 +38,7 @@ STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1
 
 
 def find_kernels_by_call(calls: Sequence[Call]) -> list[set[str]]:
-    """Return the set of kernels of each call. Triton looks up a refused kernel more than once."""
+    """Return each call's kernels as a set: Triton looks up a refused kernel more than once."""
     answers = triton_modes.run(calls, "ask").calls
     errors = [answer.error for answer in answers if answer.error]
     assert not errors
@@ -107,7 +107,7 @@ def first_experts(model: str) -> list[DeferredCall]:
 
 @needs_vllm
 def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
-    """Three experts per token need other kernels, in which this number is a constant."""
+    """Three experts per token need kernels of their own, in which this number is a constant."""
     layer = replace(experts.LAYERS["Qwen3-235B-A22B"], top_k=3)
     kernels = find_kernels(
         list(vllm_calls.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64]))
@@ -152,7 +152,7 @@ def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
 
 
 def first_steps(model: str) -> dict[str, list[Call]]:
-    """Return by part of the model all launches of vLLM's Triton kernels in a server's steps."""
+    """Return all launches of vLLM's Triton kernels in a server's steps, by part of the model."""
     layers = read_layers(CONFIGS[model])
     latent = [
         partial(mla.latent, keys=(n,) * count, heads=x.heads, rank=x.rank, rope=x.rope)
@@ -200,7 +200,7 @@ def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
 
 @needs_vllm
 def test_one_kernel_for_all_heads_windows_and_batches() -> None:
-    """The recipe's patch has this effect. With upstream's source the test fails."""
+    """A patch of vLLM's recipe has this effect. With upstream's source, the test fails."""
     layers = [Attention(8 * n, 2 * n, 128, window) for n in (1, 3, 16) for window in (33, 4096)]
     steps = [
         partial(step, layer=x, sequences=n, queries=9, keys=64) for x in layers for n in (1, 5, 16)
@@ -213,8 +213,8 @@ def test_one_kernel_for_all_heads_windows_and_batches() -> None:
 def first_flash_calls(model: str, layers: ModelLayers) -> Iterator:
     """Yield flash-attn's calls of a model's layers: prompts, packed batches, training, and a cache.
 
-    They have the model's scale, and the windows that transformers and other callers pass: n or
-    n - 1 keys to either side, or to the left alone.
+    The calls have the model's scale, and the windows that transformers and other callers pass: n or
+    n - 1 keys to either side, or only to the left.
     """
     scale = CONFIGS[model].get("text_config", CONFIGS[model]).get("query_pre_attn_scalar", 77)
     supported = [layer for layer in layers.attention if layer.head_dim <= 256]
@@ -281,7 +281,7 @@ def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
 
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
-    """A head dimension of no set is counted, even if it is padded to the same tile."""
+    """A head dimension of no set is counted, even if it is padded to the tile of another."""
     layers = replace(read_layers(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
     kernels = find_kernels(list(first_flash_calls("Phi-4", layers)))
     assert len(kernels - shipped_flash) > 3
@@ -353,7 +353,7 @@ def test_warm_leaves_nothing_to_vllm(model: str, tmp_path: Path) -> None:
 
 @needs_flash_attn
 def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
-    """The calls have windows, a scale and a cache, but no gradients, which no server needs."""
+    """The calls have windows, a scale and a cache, but no gradients: a server needs none."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGS["Mistral-7B"]))
     warmed = find_kernels(warm.calls(file, None)["flash-attn"])
@@ -370,7 +370,7 @@ def test_the_table_has_what_config_says(model: str) -> None:
     beyond = warm.beyond_table(layers)
     assert not any(getattr(beyond, part) for part in PARTS), beyond
     if row := MODELS.get(model):
-        # a file has its experts in one format
+        # A file has its experts in one format.
         assert [*layers.attention] == row.layers.attention
         assert layers.experts == [
             x for x in row.experts_by_format().values() if x in layers.experts

@@ -186,7 +186,7 @@ def test_origins(tmp_path: Path) -> None:
 def test_both_products_of_experts_are_launched(
     kind: dict, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights of the launches have as many bytes as the model's."""
+    """The weights of the launches have as many bytes as the model's weights."""
     launched = []
     module = MagicMock(invoke_fused_moe_triton_kernel=lambda x, w, *_, **__: launched.append(w))
     module.invoke_fused_moe_wna16_triton_kernel = module.invoke_fused_moe_triton_kernel

@@ -101,7 +101,7 @@ def test_kernels_without_the_fixes(text, bound):
 
 
 def test_another_vendors_numbers_are_not_upstreams():
-    """Ubuntu's 7.1.0 may contain the fix of 7.1.1: only rows for Ubuntu's kernels apply to it."""
+    """Ubuntu's 7.1.0 may have the fix of 7.1.1, so only rows for Ubuntu's kernels apply to it."""
     assert find_fault(parse("7.1.0-5-generic")) is None
     assert find_fault(parse("7.1.0")) is not None
 

@@ -111,11 +111,11 @@ def test_sdpa_and_flash_attn_have_the_heads_of_each_model():
     assert {f"cache-{name}-float16" for name in plain_layers()} <= cases
 
 
-#: A family of vLLM's kernels, an argument, and its values in the table of models.
 MIXTURES = [layer for row in MODELS.values() for layer in row.experts_by_format().values()]
 LATENT = [layer for row in MODELS.values() for layer in row.layers.latent]
 ANGLES = [row.rope for row in MODELS.values() if row.rope]
 LINEAR = [layer for row in MODELS.values() for layer in row.layers.linear]
+#: By family of vLLM's kernels and argument, the argument's values in the table of models.
 QUICK_HAS = {
     ("experts", "top_k"): {layer.top_k for layer in MIXTURES},
     ("experts", "group"): {layer.group for layer in MIXTURES if layer.group},

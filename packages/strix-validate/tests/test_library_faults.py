@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tier `libraries` can fail: each kind of check catches planted faults, and crashes."""
+"""The tier `libraries` can fail: each kind of check catches planted faults and crashes."""
 
 import subprocess
 import time
@@ -186,7 +186,7 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
     assert "MIOpen/issues/3964" in result.reason
     assert "MIOPEN_FIND_MODE=FAST" in result.fix
     assert "torch.backends.cudnn.enabled" in result.fix
-    # the variable is no remedy if activation has set it already
+    # The variable is no remedy if the activation has set it already.
     monkeypatch.setenv("MIOPEN_FIND_MODE", "FAST")
     (default,) = [c for c in convolution.checks() if c.id == "conv/default/2d-same-float16"]
     result = convolution.add_remedy(Result(default, State.FAILED, failed.reason))
@@ -237,7 +237,7 @@ def test_a_broken_process_fails_one_check_only(fault, reason, monkeypatch, tmp_p
     environment = {"FAULT": fault, "MARK": str(mark)}
     results = list(isolated.run("broken_process", CHECKS, RunOptions(), environment))
     assert [r.check for r in results] == CHECKS
-    # a slow child may go on, because it has sent an answer since the last timeout
+    # A slow child may continue, because it has sent an answer since the last timeout.
     second_state = State.PASSED if fault == "slow" else State.FAILED
     assert [r.state for r in results] == [State.PASSED, second_state, State.PASSED, State.PASSED]
     assert reason in results[1].reason
@@ -249,7 +249,7 @@ def test_a_broken_process_fails_one_check_only(fault, reason, monkeypatch, tmp_p
 )
 def test_a_gpu_is_asked_in_many_rounds(device, name, rounds, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    # this machine may have no GPU
+    # The test must also run on a machine without a GPU.
     monkeypatch.setattr(torch.Tensor, "to", lambda t, device, dtype=None: t.type(dtype or t.dtype))
     (check,) = [c for c in races.checks() if c.id == "gradients/embedding-float32"]
     measured = races.checks()[check](RunOptions(device=device))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The printed command lines of `vllm serve`: vLLM 0.33.0 accepts each of them.
+"""vLLM 0.33.0 accepts each command line of `vllm serve` that is printed.
 
-vLLM refuses to start if one request of the model's length does not fit into the cache. Here the
-same arithmetic is applied to each line: _max_memory_usage_bytes_from_groups and the check that
-calls it (_check_enough_kv_cache_memory, get_kv_cache_configs) of v1/core/kv_cache_planning.py, with
-the sizes of v1/kv_cache_interface.py. With VLLM_SOURCE set, vLLM's own code judges them
-(serve_lines.py), its argument parser included.
+vLLM refuses to start if one request of the model's length does not fit into the cache. The tests
+apply the same arithmetic to each line. It is in _max_memory_usage_bytes_from_groups and the check
+that calls it (_check_enough_kv_cache_memory, get_kv_cache_configs) of v1/core/kv_cache_planning.py,
+with the sizes of v1/kv_cache_interface.py. With VLLM_SOURCE set, vLLM's own code, including its
+argument parser, judges the lines (serve_lines.py).
 """
 
 import json
@@ -55,7 +55,7 @@ def flags(arguments: list[str]) -> dict[str, str]:
 
 
 def count_cache_bytes(config: dict, length: int) -> int:
-    """Return the bytes of cache that vLLM needs for one request of a length, and a null block."""
+    """Return the bytes of cache that vLLM needs for one request, including a null block."""
     text = find_text(config)
     kinds: dict[tuple, int] = {}
     for layer in list_layers(text):
@@ -64,7 +64,7 @@ def count_cache_bytes(config: dict, length: int) -> int:
             kinds[page] = kinds.get(page, 0) + 1
     if not kinds:
         return 0
-    # a group has as many layers as the rarest kind; the last group of each kind is padded
+    # A group has as many layers as the rarest kind. The last group of each kind is padded.
     size = min(kinds.values())
     if max(kinds.values()) < 1.5 * size:
         size = max(kinds.values())
@@ -119,7 +119,7 @@ def test_vllm_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) > 250
     refusals = {key: refusal(ALL[key[0]], line) for key, line in lines.items()}
     assert {key: message for key, message in refusals.items() if message} == {}
-    # not every line needs the flag, and those that do would be refused without it
+    # Not every line has the flag. The lines that have it would be refused without it.
     short = {key: line for key, line in lines.items() if "--max-model-len" in line}
     assert 20 < len(short) < len(lines)
     refused = []
@@ -131,7 +131,7 @@ def test_vllm_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cache_below_the_models_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lemonade-sdk/vllm-rocm#5: the line set no length, and vLLM refused to start."""
+    """In lemonade-sdk/vllm-rocm#5, the line set no length, and vLLM refused to start."""
     line = find_arguments("Gemma-4-31B", 88, monkeypatch)
     assert line
     assert flags(line)["--max-model-len"] == "auto"

@@ -42,7 +42,7 @@ def count(config: dict) -> float | None:
 
 @pytest.mark.parametrize("kind", FAMILIES["families"])
 def test_a_lower_bound_is_never_more_than_the_truth(kind: str) -> None:
-    """Families whose count is called exact or a lower bound are tested, but not estimates."""
+    """The test covers families whose count is called exact or a lower bound, but no estimates."""
     for name, config, total in rows():
         if name == kind and model_memory.is_counted(config):
             counted = count(config)
@@ -51,7 +51,7 @@ def test_a_lower_bound_is_never_more_than_the_truth(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", table.read_table()["counted"])
 def test_counted_families_are_within_three_percent(kind: str) -> None:
-    """Only the text model is counted, of the config with the keys that its class derives."""
+    """Only the text model is counted. The config has the keys that its class derives."""
     close = []
     for name, counts in FAMILIES["families"].items():
         changes, total, encoders = counts[-1]
@@ -63,7 +63,7 @@ def test_counted_families_are_within_three_percent(kind: str) -> None:
 
 
 def test_a_family_that_disagrees_is_an_estimate() -> None:
-    """Called a lower bound instead of an estimate, each of these counts would be too high."""
+    """As lower bounds, these counts would be too high. They must therefore be called estimates."""
     too_high = {kind for kind, config, total in rows() if (count(config) or 0) > EXACT * total}
     assert {"gpt2", "bart", "falcon", "muse_spark"} & too_high
     assert not any(model_memory.is_counted({"model_type": kind}) for kind in too_high)
@@ -74,7 +74,7 @@ def test_a_family_that_disagrees_is_an_estimate() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_key_that_is_missing_ends_the_command(name: str) -> None:
-    """Without any one key of any part, the command gives an answer or one clear message."""
+    """If any key of any part is missing, the command gives an answer or one clear message."""
     for config in without_each_key(CONFIGS[name]):
         try:
             result = answer.answer(config, None, None)
@@ -85,7 +85,7 @@ def test_no_key_that_is_missing_ends_the_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_strange_value_ends_the_command(name: str) -> None:
-    """With an impossible value of any key of any part, the command gives an answer or a message."""
+    """If any key of any part has an impossible value, the command gives an answer or a message."""
     for config in with_strange_values(CONFIGS[name]):
         try:
             result = answer.answer(config, None, None)
@@ -175,7 +175,7 @@ def test_patterns_of_hybrid_models(name: str) -> None:
 
 
 def test_nemotron_fits_where_it_does() -> None:
-    """With experts in each layer, it would be "at least 190.6 GiB". The files have 63 GB."""
+    """With experts in each layer, the count would be 190.6 GiB. The model's files have 63 GB."""
     config = THREADS["Nemotron-3-Nano-30B-A3B"]
     assert model_memory.weights(config) / 1e9 == pytest.approx(63.2, rel=0.005)
     assert model_memory.uncounted(config) == []

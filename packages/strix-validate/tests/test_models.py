@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`strix-validate models`: compare its table with vLLM's code and the page, and give bad input.
+"""Compare the table of `strix-validate models` with vLLM's code and the page; pass bad input.
 
 To compare with vLLM's code, set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches,
 in an environment that has vLLM's requirements. The last result is in
@@ -80,7 +80,8 @@ ALLOCATES = {
 def list_differences(config: dict, answer: dict) -> list[str]:
     """Return the differences between vLLM's answer and the rows of the table."""
     rows = table.find_rows(config)
-    # if vLLM chooses a kernel and then refuses it, the device is the reason; here is no device
+    # Rows with both a kernel and a refusal are left out, because vLLM refuses that kernel only for
+    # a device, and here is no device.
     if refused := [row.refused for row in rows if row.refused and not row.chosen]:
         return [words for words in refused if words not in answer.get("error", "")]
     expected: dict[str, set[str]] = {}
@@ -147,8 +148,8 @@ def test_page_and_table_agree() -> None:
     assert all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
 
 
-#: Billions of parameters of models of 2026: the publisher's number, and the count of transformers
-#: 5.24's class for the same file, without its head for multi-token prediction.
+#: Billions of parameters of models of 2026: the publisher's number, and the number in the class of
+#: transformers 5.24 for the same file, without the head for multi-token prediction.
 PARAMETERS = {
     "Qwen3.5-122B-A10B": (122, 122.563),
     "Qwen3.6-35B-A3B": (35, 35.107),
@@ -207,7 +208,8 @@ def test_mamba_layers_are_named_and_need_no_cache() -> None:
     assert "36 layers of mamba" in "\n".join(command.describe("NAME", answer, Tree()))
 
 
-#: Keys of Qwen4's config.json that Qwen3.5's lacks: the count leaves their parameters out.
+#: Keys of Qwen4's config.json that Qwen3.5's lacks. The count leaves out the parameters of these
+#: keys.
 QWEN_4 = {"hc_count": 4, "hc_lowrank": 320, "ngram_size": 3, "ngram_vocab_size_base": 20_000_000}
 
 
@@ -235,7 +237,7 @@ def test_what_is_not_counted_makes_a_lower_bound() -> None:
     ],
 )
 def test_tiles_of_experts(name: str, words: str, tmp_path: Path) -> None:
-    """With VLLM_SOURCE set, the tables of vLLM's source with the recipe's patches give the same."""
+    """If VLLM_SOURCE is set, the tables in vLLM's patched source must have the same tiles."""
     config = (CASES | SHAPES)[name]
     tiles = table.describe_tiles(config)
     assert tiles.startswith(words)

@@ -23,8 +23,8 @@ from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
 
 HALF = torch.float16  # the dtype of sums in kernels that sum in 16 bits
-#: name: (fields of tiled.Kernel, the start of the name of the check that was written for the fault;
-#: "" for any check)
+#: By name: fields of tiled.Kernel, and the start of the name of the check that was written for the
+#: fault, or "" if any check may catch it.
 FAULTS: dict[str, tuple[dict, str]] = {
     "scale off by 1 %": ({"scale": 1.01}, ""),
     "causal sees one key more": ({"diagonal": 1}, "causal"),
@@ -138,7 +138,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "a first maximum of -100": ({"first_maximum": -100.0}, "low"),
     "keys shut out by -500": ({"shut_out": -500.0}, "low"),
     "dropout of causal calls not scaled": ({"causal_keep": False}, "dropout"),
-    # faults of two arguments together, which only the combined shapes have
+    # These faults need two arguments together, which only the combined shapes have.
     "masks ignored with dropout": ({"mask_without_dropout": True}, "pairs"),
     "a mask's head taken for that of keys": ({"mask_by_key_head": True}, "pairs"),
     "a slice of a mask read as a whole": ({"mask_contiguous": True}, "pairs"),
@@ -148,7 +148,8 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "narrower values shifted where heads share them": ({"narrow_in_groups": True}, "pairs"),
     "a second backward adds to the first one": ({"accumulates": True}, "pairs"),
     "a gradient of a shared mask, of one sequence alone": ({"dmask_of_first": True}, "pairs"),
-    # faults of large batches, of a second block, and of arguments that no other check passes
+    # These faults show in large batches, in a second block, or with arguments that no other check
+    # passes.
     "sequences behind the 32nd left out": ({"max_sequences": 32}, "batch-33"),
     "heads behind the 64th left out": ({"max_heads": 64}, "heads-72"),
     "gradients of keys behind the 256th left out above head dim 128": (
@@ -201,7 +202,7 @@ AT_FULL = ("batch times heads above 65535 left out", "tokens behind the 65536th 
 
 
 class Attention(torch.autograd.Function):
-    """torch's interface to a kernel. It keeps the previous output for the fault stale_out."""
+    """torch's interface to a kernel. It keeps the previous output for the fault `stale_out`."""
 
     last: torch.Tensor | None = None
 
@@ -353,7 +354,7 @@ def run_cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
 
 def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict, name: str):
     """Return x (tokens, heads, lanes) with flash-attn's rotary embedding, by complex numbers."""
-    # queries that are not causal have one position
+    # The queries of a call that is not causal have one position.
     is_one = name == "q" and not options["causal"] and not kernel.rotary_one_by_one
     count = 1 if is_one else len(x)
     cos, sin = (tensors[f"rotary_{n}"][start : start + count].float() for n in ("cos", "sin"))

@@ -154,7 +154,7 @@ def test_a_skip_that_is_not_expected_fails():
         ("gfx1151_sample_h1_0", "hipErrorInvalidHandle", State.SKIPPED),
         ("gfx1151_sample_h1_0", "hipErrorNotSupported", State.SKIPPED),
         ("gfx1151_core_h1_0", "hipErrorNotSupported", State.SKIPPED),
-        # these sets have all kernels that the library knows
+        # These sets have all kernels that the library knows.
         ("gfx1151_core_h1_0", "hipErrorInvalidHandle", State.FAILED),
         ("gfx1151_h1_0", "hipErrorNotSupported", State.FAILED),
         ("gfx1151_upstream_h1_0", "hipErrorInvalidHandle", State.FAILED),

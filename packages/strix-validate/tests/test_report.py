@@ -100,7 +100,7 @@ def test_a_server_under_load_is_drawn(tmp_path):
 
 
 def test_without_matplotlib(tmp_path, monkeypatch):
-    """The page lacks only the plots. --plots is refused before any check runs."""
+    """The page lacks only the plots. The option --plots is refused before any check runs."""
     monkeypatch.delitem(sys.modules, "strix_validate.reporting.plots", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)

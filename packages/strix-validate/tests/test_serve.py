@@ -18,7 +18,8 @@ from strix_validate.serving import endpoint, speed, tiny_llama, tiny_models, vll
 from strix_validate.tiers import run_each, serve
 
 ALL_MODELS = {f"model-{name}" for name in tiny_models.MODELS}
-#: Seconds to wait for an event that comes, and for one that never comes; no verdict depends on it.
+#: Seconds to wait for an event that comes, and for an event that never comes. No verdict depends on
+#: these times.
 LONG, SHORT = 600, 0.1
 #: Checks that need no server, and checks that need one.
 OFFLINE = {"offline-repeats", "offline-logits"} | ALL_MODELS
@@ -51,7 +52,7 @@ def examine(monkeypatch, tmp_path, started):
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setattr(vllm_server.shutil, "which", lambda name, path: str(program))
     monkeypatch.setattr(vllm_server.importlib.util, "find_spec", lambda name: True)
-    # restored after the test: later tests of this process must not import the mock
+    # monkeypatch restores sys.modules after the test, because later tests must not import the mock.
     monkeypatch.setitem(sys.modules, "vllm", None)
     del sys.modules["vllm"]
     vllm = importlib.import_module("vllm")
@@ -96,7 +97,7 @@ def examine(monkeypatch, tmp_path, started):
 
 
 def test_a_right_server_passes(examine, started):
-    """The server captures graphs: `completion` compares them with eager offline decoding."""
+    """The server captures graphs. The check `completion` compares them with eager decoding."""
     results = examine("")
     assert {r.state for r in results.values()} == {State.PASSED}, results
     assert results["attention-backend"].measured == {"backend": "TRITON_ATTN"}
@@ -110,7 +111,7 @@ def test_a_right_server_passes(examine, started):
 
 ODD = list(tiny_models.MODELS)[1::2]
 EVEN = list(tiny_models.MODELS)[::2]
-#: Faults that are planted together; by failing check, part of its reason.
+#: For each group of faults that are planted together, a part of each failing check's reason.
 FAULTS = {
     "prefix no-stop template slow-backend no-graphs stays": {
         "prefix": "less likely than another",
@@ -154,7 +155,8 @@ FAULTS = {
 @pytest.mark.parametrize("faults", FAULTS)
 def test_each_fault_is_caught(faults, examine):
     failing = FAULTS[faults]
-    # checks that need a server are left out if none of them is to fail
+    # If all failing checks need a server, only such checks run. Otherwise only the offline checks
+    # and the failing checks run.
     results = examine(faults, SERVED if failing.keys() <= SERVED else OFFLINE | failing.keys())
     assert {n for n, r in results.items() if r.state is not State.PASSED} == failing.keys(), results
     assert all(results[name].state is State.FAILED for name in failing)
@@ -198,7 +200,7 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
 
 
 def test_a_folder_of_the_users_is_served(examine, started, tmp_path):
-    """vLLM chooses its length and dtype, and it is judged like a user's own server."""
+    """vLLM chooses the model's length and dtype. The server is judged like a user's own server."""
     checks = [check for check in serve.checks() if check.id == "serve/url-usage"]
     (result,) = serve.run(checks, RunOptions(device="cuda", model=str(tmp_path)))
     assert result.state is State.PASSED

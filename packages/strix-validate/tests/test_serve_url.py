@@ -29,7 +29,7 @@ def serving(handler=trained_chat.Handler, **options):
 
 @pytest.fixture
 def judged(monkeypatch):
-    """A function that runs all checks of a server, or the named ones; results by name."""
+    """A function that runs all checks of a server or the named ones; it returns results by name."""
     monkeypatch.setenv("PATH", "")  # the machine's vllm must not be found
 
     def run(names=None, **options):
@@ -107,9 +107,10 @@ def test_a_block_that_the_context_does_not_hold_is_skipped(judged):
     assert results["prefix"].state is State.SKIPPED
 
 
-#: Context lengths of servers whose fault prompts of 8,192 tokens would show, too.
+#: By fault, a context length without room for prompts of 8,192 tokens, which would also show the
+#: fault.
 SHORT = dict.fromkeys(("long-swapped", "hybrid", "drafts-cache"), 8000)
-#: A fault of a server, the checks that it fails, and part of their reasons.
+#: Each fault of a server, the checks that it makes fail, and part of their reasons.
 FAULTS: list[tuple[str, set[str], str]] = [
     ("random", {"text"}, "as random weights do"),
     ("text-beyond-256", {"text"}, "from token 256 on a known text is guessed"),
@@ -318,7 +319,7 @@ SPECULATION = next(c for c in serve.checks() if c.id == "serve/url-speculation")
 
 @pytest.mark.parametrize("style", ["", "ties"])
 def test_a_server_is_compared_with_one_without_speculation(style):
-    """The announced number of its tokens is right."""
+    """The announcement has the right number of tokens for the server without speculation."""
     with serving(drafts=True, style=style) as server, serving(style=style) as plain:
         result = compare(server, plain)
         (_, announcement) = serve.announce(

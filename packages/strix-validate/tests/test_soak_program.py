@@ -59,7 +59,7 @@ def test_a_worker_that_fails_is_told_with_what_it_ran(fault, words, tmp_path):
 
 
 class LeapingClock(Clock):
-    """The machine's clock. Once a file exists, each wait takes two hours more."""
+    """The machine's clock. Once a file exists, each wait takes two additional hours."""
 
     def __init__(self, file):
         self.file = file
@@ -88,7 +88,7 @@ def test_a_real_hang_ends_with_what_ran_and_leaves_no_process(tmp_path, monkeypa
     monkeypatch.setattr(LineProcess, "__init__", start)
     reason = soak_with("hang", tmp_path, clock)["soak/whole"].reason
     assert "in product, its step 4" in reason
-    # the limit is 7200 seconds; the message comes a few seconds later
+    # The limit is 7200 seconds. The message comes a few seconds later.
     assert "no progress for 72" in reason
     assert len(started) == 2
     assert not any(Path("/proc", str(pid)).exists() for pid in started)

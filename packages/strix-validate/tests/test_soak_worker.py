@@ -110,7 +110,7 @@ def test_a_load_whose_first_results_differ_is_compared_with_float64_alone(monkey
 
 
 def test_a_tensor_that_does_not_repeat_itself_does_not_excuse_the_others(monkeypatch):
-    """dq may be such a tensor: an NVIDIA GPU sums it in any order."""
+    """dq may be such a tensor, because an NVIDIA GPU sums it in any order."""
     attention = loads.AttentionLoad("cpu")
     correct_call = attention.call
     numbers = itertools.count(1)
@@ -189,7 +189,7 @@ def test_prompts_of_the_server_differ_and_fit_the_tiny_model():
 
 
 class FakeSession:
-    """A mock of ServerSession, for which a requirement is missing or whose server is broken."""
+    """A mock of ServerSession. A requirement may be missing, or the server may be broken."""
 
     def __init__(self, device, flags, missing="", broken=""):
         self.device = device

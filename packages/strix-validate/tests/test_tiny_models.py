@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The files of the small models, read by other code than wrote them. vLLM does not run here.
+"""Read the files of the small models with other code than wrote them. vLLM does not run here.
 
-Set VLLM_SOURCE to a folder of vLLM's source to look the models up in its registries.
+Set VLLM_SOURCE to a folder of vLLM's source to look the models up in vLLM's registries.
 """
 
 import ast
@@ -24,7 +24,7 @@ REAL = Path(os.environ.get("VLLM_SOURCE", ""))
 
 
 def unpack_int4(stored):
-    """Unpack as compressed-tensors does: number i of an int32 is its bits 4i to 4i + 3, less 8."""
+    """Unpack as compressed-tensors does: number i of an int32 is bits 4i to 4i + 3, minus 8."""
     packed = stored["_packed"].long() & 0xFFFFFFFF
     codes = torch.stack([(packed >> shift) % 16 for shift in range(0, 32, 4)], -1).flatten(-2) - 8
     assert list(codes.shape) == stored["_shape"].tolist()
@@ -37,7 +37,7 @@ def unpack_fp8(stored):
 
 
 def unpack_mxfp4(stored):
-    """Unpack OCP's MXFP4: sign, exponent and mantissa of e2m1; the low half of a byte first."""
+    """Unpack OCP's MXFP4. Each half of a byte is a number in e2m1, and the low half comes first."""
     blocks = stored["_blocks"].int()
     codes = torch.stack([blocks % 16, blocks // 16], -1).flatten(-2)
     sign = 1 - 2 * (codes // 8)
@@ -51,7 +51,11 @@ def unpack_mxfp4(stored):
 
 
 def unpack_q4_0(stored):
-    """Unpack llama.cpp's Q4_0: a float16, then 16 bytes with numbers 0 to 15 low, 16 to 31 high."""
+    """Unpack llama.cpp's Q4_0.
+
+    A block is a float16 and 16 bytes. The low halves of the bytes are the numbers 0 to 15, and the
+    high halves are the numbers 16 to 31.
+    """
     blocks = stored[""].unflatten(1, (-1, 18))
     scale = blocks[..., :2].contiguous().view(torch.float16).float()
     codes = torch.cat([blocks[..., 2:] % 16, blocks[..., 2:] // 16], -1).int() - 8
@@ -74,7 +78,7 @@ def test_what_is_written_is_what_the_reference_computes_with(quantize):
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
     stored, values = quantize(name, weight)
     torch.testing.assert_close(unpack(stored), values)
-    # and the values differ from the weight only by rounding
+    # The values differ from the weight only by rounding.
     assert 0 < (values - weight.float()).abs().max() < step * weight.float().abs().max()
     first = next(iter(stored))
     spoilt = stored | {first: stored[first].flip(0)}
@@ -83,9 +87,9 @@ def test_what_is_written_is_what_the_reference_computes_with(quantize):
 
 
 def find_unlisted(quantization, tensors):
-    """Return the unquantized matrices that a quantization's list of exceptions lacks.
+    """Return the unquantized matrices that are not in a quantization's list of exceptions.
 
-    vLLM would read them as quantized, without a scale.
+    vLLM would read these matrices as quantized ones, which lack a scale.
     """
     exceptions = quantization.get("ignore") or quantization.get("modules_to_not_convert", [])
     matrices = {
@@ -113,7 +117,7 @@ def test_a_gate_that_is_not_left_out_is_found():
 
 
 def test_the_reference_is_transformers_own(monkeypatch, tmp_path):
-    """fla must not be imported: if it is installed, transformers would use its GPU kernels."""
+    """fla must not be imported, because transformers would use its GPU kernels."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     (tmp_path / "fla.py").write_text("raise SystemExit('fla is imported')")
@@ -132,7 +136,7 @@ def test_the_small_llama_scores_a_token_as_it_was_made_with(tmp_path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_loadable(name, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fla", None)  # as in the process that makes them
+    monkeypatch.setitem(sys.modules, "fla", None)  # as in the process that makes the files
     model = MODELS[name]
     if model.plugin:
         pytest.importorskip("gguf", reason="gguf is not installed")
@@ -158,7 +162,7 @@ def test_files_are_loadable(name, tmp_path, monkeypatch):
 
 
 def test_a_gguf_files_heads_are_interleaved(tmp_path):
-    """In a head of q or k, row 2i was row i, and row 2i + 1 was the row half a head later."""
+    """In a head of q or k, the file's row 2i was row i, and row 2i + 1 was row i + head_dim / 2."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     config = SimpleNamespace(num_hidden_layers=1, head_dim=64)

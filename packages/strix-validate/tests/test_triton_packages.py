@@ -220,7 +220,7 @@ def test_no_element_of_sageattentions_inputs_lies_between_two_codes():
 def test_the_interpreter_knows_what_a_compiled_kernel_knows():
     """Floats and loop counters have a tensor's methods, and libdevice's functions and masks work.
 
-    Triton 3.9 alone refuses a mask of a scalar's condition and a block's.
+    Without interpreter.complete, Triton 3.9 refuses a mask of a scalar's condition and a block's.
     """
     from interpreted import Interpreted
 
@@ -256,7 +256,7 @@ def test_a_token_goes_to_experts_that_differ():
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_8_bits_cost(causal, head_dim):
-    """docs/validate.md has these numbers: 1.2 % of the root mean square; for float16, 0.03 %."""
+    """docs/validate.md has these errors: 1.2 % of the root mean square, and 0.03 % for float16."""
     generator = torch.Generator().manual_seed(1)
     call, expected = sage.attention(
         lambda *shape: torch.randn(shape, generator=generator).half(),

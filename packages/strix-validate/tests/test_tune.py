@@ -159,7 +159,7 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_each_tile_has_its_turn() -> None:
-    """The largest tile with several options does not fill the list alone."""
+    """The largest tile, even with several options, does not take all places of the list."""
     tiles = [tile(64) | {"num_warps": n} for n in (1, 2, 3)] + [tile(32), tile(16)]
     trials = [Trial(configuration=x) for x in ({}, *tiles)]
     candidates.choose(trials, [COST] * len(trials), COST, most=4)
@@ -276,7 +276,7 @@ def test_a_throttled_gpu_is_refused_and_its_rounds_are_dropped(tmp_path: Path, f
     ],
 )
 def test_a_clock_that_falls_is_refused(clocks: list[float], is_refused: bool) -> None:
-    """A rise after an idle GPU and a power limit are no reason to refuse."""
+    """A rise of the clock after idling is no reason to refuse, and neither is a power limit."""
     session.refuse_if_throttled(clocks[:3], "sustained power")
     expected: contextlib.AbstractContextManager = contextlib.nullcontext()
     if is_refused:
@@ -295,7 +295,11 @@ def test_a_clock_that_falls_is_refused(clocks: list[float], is_refused: bool) ->
             False,
         ),  # within the noise of a measurement
         ([10, 10, 10, 10, 10], [8, 8, 8, 12, 12], False),
-        ([10, 20, 10, 20, 10], [9, 18, 9, 18, 9], True),  # the clock changed for both
+        (
+            [10, 20, 10, 20, 10],
+            [9, 18, 9, 18, 9],
+            True,
+        ),  # the clock changed for both configurations
         ([], [9, 9, 9, 9, 9], True),  # the packaged configuration does not run
     ],
 )
@@ -358,11 +362,9 @@ def test_variables_for_a_shell(tmp_path: Path, machine: None) -> None:
     store = store_in(tmp_path / "a folder")
     store.record.tuned = {"a": measured("flash-attn", KEY, 5)}
     store.write()
+    # The record is that of a run that was killed before it wrote the files.
     result = tune("--env", "--output", store.folder)
-    assert (result.exit_code, result.stdout) == (
-        0,
-        "",
-    )  # as if it was killed before it wrote the files
+    assert (result.exit_code, result.stdout) == (0, "")
     store.write_files()
     result = tune("--env", "--output", store.folder)
     quoted = shlex.quote(str(store.folder / "flash-attn.json"))
@@ -448,7 +450,7 @@ def test_a_record_that_cannot_be_written(
 def test_what_the_new_tiles_need_is_compiled(
     architecture: str, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU is not used if the code is for gfx1151. Kernels that compile later are reported."""
+    """The GPU is not used for code for gfx1151. Kernels that later calls compile are reported."""
     requests: list[str] = []
     kernel = Lookup("attn_fwd", "KEY", {}, {}, {}, {"k.hsaco": "/cache/k.hsaco"}, True)
 

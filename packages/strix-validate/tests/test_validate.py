@@ -108,7 +108,7 @@ def test_bound_catches_what_is_not_finite(value):
 
 
 class FaultyTensor:
-    """A tensor of a GPU whose kernel failed: reading its numbers raises the error."""
+    """A tensor of a GPU whose kernel failed. Reading the tensor's numbers raises the error."""
 
     def cpu(self):
         raise RuntimeError("unspecified launch failure")
@@ -306,11 +306,11 @@ def test_list_names_every_check_once():
     ids = [line for line in lines if not line.startswith(" ")]
     assert len(ids) == len(set(ids)) > 500
     listed = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
-    # a title of two lines would not be seen: Python before 3.13 keeps a docstring's indentation
+    # Each title must have one line. The ids do not show a second line, because it is indented:
+    # Python before 3.13 keeps the indentation of docstrings.
     assert not [check["id"] for check in listed if "\n" in check["title"] + check["why"]]
-    below = dict(
-        pairwise(lines)
-    )  # the title and the bug that the check catches; one line if both are the same
+    # Below each id are the title and the bug that the check catches, or one line if they are equal.
+    below = dict(pairwise(lines))
     assert all(below.get(name, "").startswith("    ") for name in ids)
 
 

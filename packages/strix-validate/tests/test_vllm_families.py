@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of vLLM's kernels can fail.
 
-Spoilt results need no kernels. Set VLLM_SOURCE to a folder of vLLM's source to plant faults in its
-kernels, which run in Triton's interpreter.
+Most tests spoil results, and need no kernels. If VLLM_SOURCE is a folder of vLLM's source, other
+tests plant faults in vLLM's kernels and run them in Triton's interpreter.
 """
 
 import importlib.util
@@ -40,7 +40,7 @@ def build_call(name: str, seed: str):
 
 
 def judge(name: str, tensor: str = "", spoil=None, seed: str = "a"):
-    """Return the check's verdict about its own reference's results, one of them spoilt."""
+    """Return the check's verdict about its own reference's results, one of which may be spoilt."""
     call, expected = build_call(name, seed)
     results = dict(expected(call.dtype))
     if spoil:
@@ -71,7 +71,7 @@ def _without_the_fourth(x):
     return x[:, [0, 1, 2, 2, 4, 5]]
 
 
-#: name: (check, the result that is spoilt, how it is spoilt)
+#: By name: the check, the result that is spoilt, and the function that spoils it.
 SPOILT = {
     "NaN of an unused slot in prefill": ("prefill", "out", lambda x: x * float("nan")),
     "one row": ("layer-Qwen2.5-7B-decode-fp8", "out", _fill(0, 0, 0.5)),
@@ -178,7 +178,8 @@ def test_spoilt_results_are_caught(name):
 
 def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) <= {check for check, *_ in SPOILT.values()}
-    # No fault is planted for these: they are slow, or other checks' faults are in their kernels.
+    # No fault is planted for these checks, because they are slow, or their kernels have planted
+    # faults of other checks.
     slow = {"gdn-prefill", "rejection", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
     planted = {check for *_, check in (FAULTS | LAYOUT | coverage_faults.VLLM).values()}

@@ -26,13 +26,13 @@ RESOLUTE = released("ID=ubuntu", 'VERSION_ID="26.04"', "UBUNTU_CODENAME=resolute
 CACHYOS = released("ID=cachyos", "ID_LIKE=arch")
 NIXOS = released("ID=nixos", "VERSION_ID=26.11")
 LXC = {"run/systemd/container": "lxc\n"}
-#: A virtual environment instead of the conda environment.
+#: A machine that has a virtual environment instead of the conda environment.
 VENV = environ(VIRTUAL_ENV="/home/user/venv", CONDA_PREFIX="") | {
     "home/user/venv/pyvenv.cfg": "home = /usr/bin\nversion = 3.12.3\n",
     "home/user/venv/lib/libamdhip64.so.7": "",
 }
 VENV_SITE = "home/user/venv/lib/python3.12/site-packages"
-#: The conda environment without any package of ours.
+#: The conda environment without any package of our channel.
 NOT_OURS = {
     f"{META}/triton-3.7.1-h1_0.json": None,
     f"{META}/pytorch-2.13.0-h1_0.json": None,
@@ -75,7 +75,7 @@ class Expected:
         message: Part of its message.
         fix: Part of its fix.
         never: A text that must not be in its fix.
-        reboot: Whether the fix needs a reboot; None if either is right.
+        reboot: Whether the fix needs a reboot; None if the test does not check this.
     """
 
     severity: str

@@ -16,7 +16,7 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with faults. Numbers are limits, or change a correct value; flags name a fault."""
+    """A kernel with faults. Numbers are limits or change correct values; flags name faults."""
 
     tile: int = 64
     scale: float = 1.0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The chat of trained_server: a template, answers, a tool and a schema, correct or faulty.
 
-Its model knows the answers to the checks' questions. It continues other chats like a prompt.
+The model knows the answers to the checks' questions, and continues any other chat like a prompt.
 """
 
 import json
@@ -26,7 +26,7 @@ THOUGHT = "The user wants the capital of France, which I know well."
 
 
 def learn(question, answer):
-    """Make the model answer a question, whose last tokens are then followed by the answer."""
+    """Teach the model to continue the last tokens of a question with the answer."""
     tokens = [*encode(question)[-2:], ASSISTANT, *answer, END]
     for i in range(3, len(tokens)):
         KNOWN_SUCCESSORS[tuple(tokens[i - 3 : i])] = tokens[i]

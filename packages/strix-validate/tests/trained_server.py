@@ -25,7 +25,8 @@ V = 32_000
 SHARES, OTHERS_SHARE = (0.5, 0.25, 0.125, 0.0625), 0.0625
 RIGHT = math.log(SHARES[0])
 OTHER = math.log(OTHERS_SHARE / (V - len(SHARES)))
-#: The same for a server whose two likeliest tokens are nearly tied.
+#: Probabilities of the four likeliest tokens of a server whose two likeliest tokens are nearly
+#: tied.
 TIED = (0.38, 0.37, 0.125, 0.0625)
 #: Number of tokens with probabilities of their own; all others are one group.
 LISTED = 20
@@ -76,7 +77,7 @@ class Reader:
         if self.fault != "random":
             for successors in (self.successors, KNOWN_SUCCESSORS):
                 token = successors.get(self.last)
-                # do not repeat one token forever
+                # The model must not repeat one token forever.
                 if token is not None and token != self.last[-1]:
                     if self.fault == "drafts-alike" and self.sum % 7 == 0:
                         return (token + 1) % POOL  # this server's prefill finds it likely, too
@@ -146,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
                 server.busy -= 1
 
     def is_refused(self, busy):
-        """Return whether this request is the last of 17 at once. The others wait for it."""
+        """Return whether this request is the last of 17 at once. The other 16 wait for it."""
         if busy <= 16:
             self.server.crowded.wait(200)
         self.server.crowded.set()
@@ -158,14 +159,14 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.server.fault
         with LOCK:
             shared = server.cache.setdefault(tuple(prompt[:64]), prompt)
-        # Numbered prompts come 32 at a time. The answer must not depend on whether two are here at
-        # once, because the scheduler decides that.
+        # Numbered prompts come 32 at a time. The answer must not depend on whether two prompts are
+        # here at once, because the scheduler decides this.
         if fault == "swapped" and WORDS[prompt[0]].isdigit() and number > 1:
             with LOCK:
                 server.numbered.append(prompt)
                 if len(server.numbered) % 40:
                     return prompt
-                # each prompt comes twice: the previous one may be the same
+                # Each prompt comes twice, so that the previous prompt may be the same.
                 return next(p for p in reversed(server.numbered) if p != prompt)
         if fault == "leak" and len(prompt) > 64:
             return shared
@@ -197,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
         return prompt
 
     def exchange(self, prompt):
-        """Wait for another prompt and return it: each request gets the other's answer."""
+        """Wait for another prompt and return it. Each request then gets the other's answer."""
         waiting = self.server.waiting
         with waiting:
             pair = self.server.pairs[-1]
@@ -272,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
         return tokens, logprobs
 
     def take_tie(self, reader, prompt, place):
-        """Return the likeliest token; of equal requests, the second gets the tied token."""
+        """Return the likeliest token, but the tied token for the second of two equal requests."""
         server = self.server
         if server.style != "ties" or place != 5:
             return reader.next

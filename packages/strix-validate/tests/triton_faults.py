@@ -282,7 +282,7 @@ FAULTS = {
         "0 * stride_we",
         "gguf-q8_0",
     ),
-    # faults that only the lanes, heads and sizes of models show
+    # Only the lanes, heads and sizes of real models show the following faults.
     "fla: lanes of keys behind the 64th do not forget": (
         "fla/ops/common/chunk_delta_h.py",
         "                b_h2 *= b_g_last\n",

@@ -238,8 +238,8 @@ _NEXT_SLOT = (
 )
 _FIRST_EXPERT = ("tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)")
 _KV_HEADS = "(num_query_heads // num_queries_per_kv)"
-#: Faults in strides, because the server's tensors are slices or interleaved; and faults that only
-#: batches of several tiles, several heads of keys, or a few queries show.
+#: Faults in strides, which show because the server's tensors are slices or interleaved, and faults
+#: that show only with batches of several tiles, several heads of keys, or a few queries.
 LAYOUT = {
     "queries taken as contiguous": (_UNIFIED, *_ROWS, "prefill"),
     "queries taken as contiguous in decoding": (_UNIFIED, *_ROWS, "decode"),

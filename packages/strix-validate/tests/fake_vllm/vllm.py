@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A mock of the interfaces of vLLM that the serving tier uses, with the faults in $FAKE_VLLM.
 
-An import offers the offline engine; running `vllm serve` starts the server.
+Importing the mock offers the offline engine. Running `vllm serve` starts the server.
 """
 
 import math
