@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scenarios for tests of the stand-in runtime, each run in a process that prints JSON.
+"""Scenarios for tests of the stand-in runtime. Each runs in a process that prints JSON.
 
 usage: python device_scenarios.py NAME [ARGUMENT...]
 """

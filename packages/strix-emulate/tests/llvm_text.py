@@ -88,7 +88,7 @@ def _modifier(word: str) -> tuple[str, int | tuple[int, ...] | bool]:
 def _swizzle(text: str) -> int:
     """Return the offset of DS_SWIZZLE for the pattern that LLVM prints.
 
-    Patterns that rotate are not supported, because LLVM prints only a part of them.
+    Patterns that rotate are not supported, because LLVM prints only a part of such a pattern.
     """
     kind, *words = text.removeprefix("swizzle(").rstrip(")").split(",")
     if kind == "BITMASK_PERM":

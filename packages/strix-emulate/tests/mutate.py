@@ -24,7 +24,7 @@ _NOTHING = read(b"\x00\x00\x80\xbf", "s_nop 0")
 
 @dataclass
 class Verdicts:
-    """The verdicts about deletions.
+    """The verdicts about deletions of single instructions.
 
     Attributes:
         caught: The number of deletions by verdict: "wrong", or the kind of trap.
@@ -41,7 +41,7 @@ class Verdicts:
 
 
 def delete(instructions: list[Instruction], address: int) -> list[Instruction]:
-    """Return a copy of the instructions in which the one at this address does nothing."""
+    """Return a copy of the instructions in which the instruction at this address does nothing."""
     result = list(instructions)
     for i, ins in enumerate(instructions):
         if ins.address == address:

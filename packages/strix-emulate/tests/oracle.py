@@ -35,7 +35,7 @@ from exact import (
 
 
 def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    """Return the kind of the result, the kinds of the sources and a function on bits by mnemonic.
+    """Return, for each mnemonic, the kinds of result and sources, and a function on bits.
 
     A value of the kind "mask" is one bit.
     """
@@ -226,8 +226,8 @@ def set_scc(function: Callable, mask: int = M32) -> Callable:
 def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     """Return a table like vector_table, whose functions also return SCC.
 
-    They return (result, SCC), or (result, SCC, EXEC) if they write EXEC. SCC is None if it is
-    unchanged.
+    The functions return (result, SCC), or (result, SCC, EXEC) if they write EXEC. They return None
+    in place of an unchanged SCC.
     """
     table: dict[str, tuple[str, tuple[str, ...], Callable]] = {}
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The oracle for roots, logarithms, division, exponents and other functions of floating point.
 
-Entries are as in :mod:`oracle`. A function may return the set of results that the document allows.
+Entries have the format of :mod:`oracle`. A function may return the set of results that the
+document allows.
 """
 
 import math

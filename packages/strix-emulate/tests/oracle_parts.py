@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The oracle for packed maths, dot products, mixed types, carries and saturation.
 
-Entries are as in :mod:`oracle`.
+Entries have the format of :mod:`oracle`.
 """
 
 import random
@@ -32,7 +32,10 @@ from exact import (
 
 @dataclass
 class Choice:
-    """An operation with random modifiers. make(rng) returns their text and the function."""
+    """An operation with random modifiers.
+
+    make(rng) returns the text of the modifiers, and the function.
+    """
 
     make: Callable[[random.Random], tuple[str, Callable]]
 

@@ -2,7 +2,8 @@
 """The oracle for instructions of a whole wave: lane exchanges, indexed registers, and WMMA.
 
 A case is a function of a random generator. It returns assembly, and a function in plain Python that
-applies the effect to a state: lists V[register][lane] and S[register], which includes EXEC.
+applies the assembly's effect to a state: the lists V[register][lane] and S[register]. S has EXEC,
+too.
 """
 
 import random

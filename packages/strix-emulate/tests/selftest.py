@@ -40,7 +40,7 @@ class Report:
 
     Attributes:
         compared: The number of compared instructions.
-        disagreements: Disagreements as text, at most a few.
+        disagreements: The first disagreements as text.
         covered: The compared mnemonics.
     """
 
@@ -87,7 +87,7 @@ PLAIN = Kernel(
 
 
 def kernel(text: str, pointers: int = 2, width: int = LANES, **facts) -> Kernel:
-    """Return a kernel whose arguments are pointers to this number of arrays."""
+    """Return a kernel whose arguments are `pointers` arrays."""
     arguments = tuple(Argument("", 8 * i, 8, "global_buffer") for i in range(pointers))
     return replace(
         PLAIN,

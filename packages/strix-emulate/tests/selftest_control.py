@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Test branches, calls, barriers and the mode by small kernels and the numbers that they store."""
+"""Test branches, calls, barriers and MODE by the numbers that small kernels store."""
 
 from collections.abc import Iterator
 

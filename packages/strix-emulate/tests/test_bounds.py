@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small files that would take much memory or time are refused soon, with one message.
+"""The emulator soon refuses small files that would take much memory or time, with one message.
 
-Tests count the bytes that are read of a file, because time depends on the machine.
+Tests count the bytes that are read of a file, and no time, because time depends on the machine.
 """
 
 import io
@@ -71,7 +71,7 @@ def dynamic_segments(file: File) -> None:
 
 
 def many_sections(file: File) -> None:
-    """Declare many sections at the same place."""
+    """Declare many sections whose headers are at the same place."""
     file.set(58, "<H", 0)
     file.set(60, "<H", 0xFF00)
 
@@ -140,7 +140,7 @@ ELF: dict[str, tuple[Callable[[File], None], str]] = {
 
 
 class Counting(io.BytesIO):
-    """A file. The class counts the bytes that are read of all such files."""
+    """A file whose class counts the bytes that are read of all its files."""
 
     count = 0
 
@@ -164,7 +164,7 @@ def test_elf(name: str, elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  #
 
 
 def test_kernels_without_a_size(elf: bytes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """The ends of such kernels are found by bisection. Comparing all symbols would take minutes."""
+    """The end of a kernel is found by bisection. Comparing all symbols would take minutes."""
     starts = list(range(0, 1 << 20, 8))
     lookups: list[int] = []
 
@@ -186,7 +186,7 @@ def make_overlapping_pack(data: bytes, count: int) -> bytes:
 
 
 def test_a_pack_whose_entries_overlap(elf: bytes) -> None:  # noqa: F811
-    """Without this check, such a pack of ten kilobytes would take eight gigabytes when unpacked."""
+    """Without a check for overlaps, a pack of ten kilobytes would unpack to eight gigabytes."""
     pack = make_overlapping_pack(bytes(1 << 24), 64)
     assert len(pack) < 10_000
     with pytest.raises(LoadError, match="^pack: AKS2 entries overlap"):
@@ -200,7 +200,7 @@ def test_a_pack_of_many_entries() -> None:
 
 
 def test_a_stream_that_asks_for_memory() -> None:
-    """The header of an xz block has the size of its dictionary, which is four gigabytes here."""
+    """An xz block names the size of its dictionary. Here the dictionary has four gigabytes."""
     stream = bytearray(lzma.compress(b"a"))
     size = 4 * (stream[12] + 1)
     assert stream[14:16] == b"\x21\x01"  # LZMA2, one byte of properties
@@ -211,7 +211,7 @@ def test_a_stream_that_asks_for_memory() -> None:
 
 
 def test_a_bundle_whose_entries_overlap(elf: bytes, monkeypatch) -> None:  # noqa: F811
-    """All entries are the same code object. Its bytes count once for each entry."""
+    """All entries are the same code object, whose bytes count once for each entry."""
     monkeypatch.setattr(limits, "ALLOWED", 1 << 18)
     monkeypatch.setattr(limits, "RATIO", 1)
     overlapping = bundle(*[(DEVICE, elf)] * 3)

@@ -135,7 +135,7 @@ s_waitcnt lgkmcnt(0)
 
 @pytest.mark.parametrize("missing", ["s_barrier\n", "s_waitcnt lgkmcnt(0)\ns_barrier\n"])
 def test_lds_race(missing):
-    """The barrier is missing, or a store is outstanding when its wave is at the barrier."""
+    """The barrier is missing, or a wave has an outstanding store when it is at the barrier."""
     barrier = missing.removeprefix("s_waitcnt lgkmcnt(0)\n") if "wait" in missing else ""
     body = EXCHANGE.replace(missing, barrier)
     with pytest.raises(Trap, match="LDS"):
@@ -232,7 +232,7 @@ s_endpgm
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_loop_of_swaps_begins_with_a_plain_load(native):
-    """The plain load is no race, because the swap compares its result.
+    """The plain load is no race, because the swap compares the loaded value.
 
     The address of the swap may be a scalar register with an offset, or a pair of vector registers.
     """
@@ -325,7 +325,10 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
 
 
 def test_a_racing_load_of_waves_that_end_in_another_batch_is_judged():
-    """All workgroups read word 0. The first one changes the word, and the last one stores it."""
+    """All workgroups load word 0. The first one changes the word.
+
+    The last workgroup stores the loaded value in another word.
+    """
     body = IN_PLACE.replace("s_cmp_lg_u32 s8, 0", "s_cmp_lg_u32 s2, 0").format(
         used="s_add_u32 s9, s2, s8", last="{last}"
     )
@@ -379,9 +382,9 @@ def test_barrier_that_not_all_living_waves_reach():
 
 
 def test_waves_end_one_after_the_other():
-    """In each turn, the living waves meet. One of them reads the value of the wave that ended last.
+    """As in a forward substitution, the living waves meet at a barrier in each turn.
 
-    A forward substitution works in this way.
+    After the barrier, one of them reads the value of the wave that ended last, and then ends.
     """
     body = (
         LOAD
@@ -658,7 +661,7 @@ def test_other_values_than_a_workgroup_read_back_are_a_race(value):
 
 
 def test_a_value_that_another_workgroup_only_read_is_a_race():
-    """The first workgroup reads 0, and the second one stores 0."""
+    """The first workgroup reads a 0, and the second one stores a 0 in the same word."""
     body = (
         LOAD
         + """

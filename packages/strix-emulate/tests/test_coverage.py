@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare every mnemonic that the machine executes with an oracle that shares no code with it.
+"""Compare every mnemonic that the machine executes with an oracle.
 
-The oracles are `oracle` and its parts for one lane, `oracle_waves` for whole waves,
+The oracles share no code with the machine. They are `oracle` and its parts for one lane, `oracle_waves` for whole waves,
 `selftest_memory` for memory, and `selftest_control` for control flow.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Entry points of the stand-in runtime, their errors, and the end of its processes."""
+"""Entry points of the stand-in runtime, their errors, and the end of the runtime's processes."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def _list_shared_files(process: int) -> set[Path]:
 
 
 def _begin(folder: Path, mark: str, *arguments) -> subprocess.Popen:
-    """Start a scenario, and return once it has printed its first line."""
+    """Start a scenario, and return once the scenario has printed its first line."""
     library = str(find_library(folder / "lib"))
     process = subprocess.Popen(
         [

@@ -102,7 +102,7 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
 
 
 def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
-    """The same code is tested as a library of ROCm, torch and vLLM, and as another library."""
+    """The same code is a library of ROCm, a library of torch, one of vLLM, and one of a user."""
     image = compile_device_code(HIP_PROGRAMS / "race.hip", folder / "race.hsaco")
     caller = folder / "caller.c"
     caller.write_text("int race(void);\nint main(void) { return race(); }\n")

@@ -25,7 +25,7 @@ from test_images import DEVICE, HOST, bundle
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with the library, and the device code of program.hip: program.hsaco."""
+    """Return a folder with the library and program.hsaco, the device code of program.hip."""
     path = tmp_path_factory.mktemp("programs")
     find_library(path / "lib")
     compile_device_code(HIP_PROGRAMS / "program.hip", path / "program.hsaco")
@@ -108,8 +108,8 @@ STORE = """s_load_b64 s[0:1], s[0:1], null
 def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
     """rocBLAS's files are linked from assembly.
 
-    They have a metadata note for each object, but no sizes of functions, and no sizes of arguments
-    in descriptors. A wave64 kernel may be in the same file as wave32 kernels.
+    Such files have a metadata note for each object, but no sizes of functions, and no sizes of
+    arguments in descriptors. A wave64 kernel may be in the same file as wave32 kernels.
     """
     kernels = (("one", 1, 32), ("two", 2, 32), ("wide", 3, 64))
     stores = [(name, STORE.format(value=value), wave) for name, value, wave in kernels]

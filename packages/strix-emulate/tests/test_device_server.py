@@ -108,7 +108,7 @@ def launch(function: int, grid=(1, 1, 1), block=(128, 1, 1), lds=0, arguments=b"
 
 
 def arrays(client: Client) -> tuple[list[np.ndarray], bytes]:
-    """Return three arrays of 1000 floats, two of them with numbers, and the arguments of add."""
+    """Return three arrays of 1000 floats, of which two have values, and the arguments of `add`."""
     used = client.pool[protocol.HEADER : protocol.HEADER + 24].view(protocol.ENTRY)[0]
     first = (int(used["offset"]) + int(used["size"])) // 4096 * 4096 + 8192
     client.table(tuple(used)[:3], *((first + 8192 * i, 4000, Kind.DEVICE) for i in range(3)))

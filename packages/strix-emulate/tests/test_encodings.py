@@ -2,7 +2,7 @@
 """Compare operands and modifiers from the bytes with LLVM's text of the same bytes.
 
 The test covers every opcode of every encoding that the machine executes, with random bits in all
-other fields. NAMED lists the expected differences, and which side is wrong.
+other fields. NAMED lists the expected differences and their causes.
 """
 
 import random
@@ -79,7 +79,7 @@ v_readlane_b32 s4, v1, s5
 
 
 def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
-    """Return 16 bytes that begin with a random instruction with this opcode, if there is one."""
+    """Return 16 bytes that begin with a random instruction of this opcode, if the opcode exists."""
     word, at, bits, size = ENCODINGS[kind]
     free = 0xFFFFFFFF & ~word & ~(((1 << bits) - 1) << at) & ((1 << at + bits) - 1)
     first = word | opcode << at | rng.getrandbits(32) & free
@@ -249,7 +249,7 @@ def test_no_instruction_begins_another():
 
 
 def test_code_that_ends_in_a_literal_is_refused():
-    """LLVM 22.1.8 crashes on such code."""
+    """LLVM 22.1.8 crashes on code that ends in a literal."""
     assert llvm.disassemble(bytes.fromhex("ff0280be")) == [(0, 4, "")]
 
 
@@ -277,6 +277,6 @@ def test_literals_of_multiply_and_add_are_the_bytes():
 
 @pytest.mark.parametrize("raw", ["050180be", "ff4880beb87d2917"])
 def test_what_llvm_finds_fault_with_is_refused(raw):
-    """LLVM's text names an error: an odd pair of scalar registers, and a jump to a literal."""
+    """LLVM's text names an error for an odd pair of scalar registers and a jump to a literal."""
     code = bytes.fromhex(raw)
     assert "LLVM" in read(code, llvm.disassemble(code)[0][2]).unknown

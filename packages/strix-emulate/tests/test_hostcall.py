@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""printf and malloc of kernels: packets as the device libraries fill them, and invalid ones."""
+"""printf and malloc in kernels, with packets of the device libraries and with invalid packets."""
 
 import struct
 
@@ -44,7 +44,7 @@ class Buffer:
 
 
 def words(text: bytes) -> list[int]:
-    """Return the words of a text with its final zero, padded to 8 bytes."""
+    """Return the 64-bit words of a text with a final zero byte, padded to 8 bytes."""
     raw = text + b"\0" * (8 - len(text) % 8)
     return list(struct.unpack(f"<{len(raw) // 8}Q", raw))
 

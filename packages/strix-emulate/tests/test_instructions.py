@@ -52,7 +52,7 @@ EDGES = {
     ("kind", "waves", "places"), [("f32", 500, (1, 2, 3)), ("f64", 8, (0, 2, 4))]
 )
 def test_division_rounds_correctly(kind, waves, places):
-    """LLVM's expansion, with all of its scaling, rounds quotients of any numbers correctly."""
+    """LLVM's expansion of a division, which scales numbers, rounds quotients correctly."""
     words = int(kind[1:]) // 32
     edges = EDGES[kind]
     dtype = np.dtype(f"f{4 * words}")
@@ -166,7 +166,7 @@ def test_a_dot_product_of_halves_ignores_clamp():
     ],
 )
 def test_a_fraction_in_a_dot_product_is_its_low_half(name, one_bits, two_bits):
-    """Triton multiplies bfloat16 numbers in this way. The low half of a float32 would be 0."""
+    """Triton multiplies bfloat16 numbers by such constants. As float32, the low half would be 0."""
     for sources in ("v0, 2.0", "2.0, v0"):
         g = run(f"v_dot2_{name} v2, {sources}, 0", v0=one_bits)
         assert (g.V[2][0] & (0xFFFFFFFF if "f32" in name else 0xFFFF) == two_bits).all()
@@ -226,7 +226,7 @@ def test_constants_of_packed_operations():
 
 
 def test_literals_that_an_inline_constant_would_do_for():
-    """LLVM prints such literals as lit(...)."""
+    """LLVM prints a literal as lit(...) if an inline constant would do."""
     ins = decode.read(
         bytes.fromhex("010013d600e5fd03 0000803f"), "v_fma_f32 v1, v0, 1.0, lit(0x3f800000)"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole kernels, compiled by Triton during the tests, and faults planted in them."""
+"""Whole kernels that Triton compiles during the tests, and faults planted in these kernels."""
 
 import fixtures
 import mutate
@@ -43,7 +43,7 @@ def test_schedules_and_poison_do_not_change_results():
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "causal"])
 def attention(request):
-    """A kernel's instructions and its judge, with the cases of docs/emulator.md."""
+    """Return a kernel's instructions, and a judge with the cases of docs/emulator.md."""
     causal = request.param
     cases = fixtures.mutation_cases(causal)
     runs = [fixtures.run_attention(causal, case) for case in cases]

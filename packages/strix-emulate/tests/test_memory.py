@@ -56,7 +56,7 @@ FORMAT, BY_INDEX = 0x1000, 0x1000_0000
 
 
 def test_records_of_a_buffer() -> None:
-    """Each thread loads the record that is eight after its own, if the buffer has that record."""
+    """Each thread loads the eighth record after its own, if the buffer has so many."""
     loaded = [100 + 4 * (i + 8) for i in range(24)] + [0] * 8
     assert records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX) == loaded
     assert records("v30, s[8:11], 0 idxen", FORMAT) == loaded
@@ -154,7 +154,7 @@ def test_the_counter_of_a_flat_load_is_that_of_its_aperture(where, wait):
 
 
 def test_a_flat_store_to_lds_ends_with_lgkmcnt():
-    """Without such a wait before the barrier, the store is a race."""
+    """Without a wait for lgkmcnt before the barrier, the store is a race."""
     store = "s_mov_b64 s[12:13], src_shared_base\nv_mov_b32 v4, v1\nv_mov_b32 v5, s13\n"
     store += "flat_store_b32 v[4:5], v0\ns_waitcnt {}\ns_barrier"
     body = EXCHANGE.replace("ds_store_b32 v1, v0\ns_waitcnt lgkmcnt(0)\ns_barrier", store)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Locks, and stores that a GPU's caches may hide. clang compiles them by LLVM's memory model."""
+"""Locks, and stores that a GPU's caches may hide. clang compiles the programs."""
 
 import re
 
@@ -92,7 +92,7 @@ def test_storage_of_two_reductions_needs_a_barrier_between(kernels, native) -> N
 
 @pytest.mark.parametrize("native", [False, True])
 def test_a_search_without_a_bound_leaves_its_array(kernels, native) -> None:
-    """HeCBench's merge reads past the ends of short arrays in this way."""
+    """HeCBench's merge has such a search, which reads past the ends of short arrays."""
     data = np.zeros(256, np.int32)
     data[64:] = 1
     data[65:96] = 5

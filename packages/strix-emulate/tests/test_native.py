@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare C with numpy: every operation bit for bit, and whole kernels. Also test without C."""
+"""Compare C with numpy, on every operation and on whole kernels. Also test without C."""
 
 import itertools
 import os
@@ -70,7 +70,7 @@ def test_every_operation_gives_what_numpy_gives(width):
 
 
 def test_a_wrong_operation_is_seen(library, monkeypatch):
-    """The control replaces a handler by another one."""
+    """As a control, one handler in C is replaced by that of another operation."""
     monkeypatch.setattr(program, "_TRAITS", {})
     monkeypatch.setitem(library.functions, "v_add_f32", library.functions["v_sub_f32"])
     assert any("v_add_f32" in text for text in native_check.run(2400, seed=2).differences)
@@ -141,7 +141,7 @@ def test_every_access_gives_what_numpy_gives(checks):
 
 
 def test_a_wrong_atomic_is_seen(library, monkeypatch):
-    """The control replaces an atomic by another one."""
+    """As a control, one atomic in C is replaced by another atomic."""
     monkeypatch.setattr(program, "_TRAITS", {})
     monkeypatch.setitem(library.functions, "atomic_add_u32", library.functions["atomic_sub_u32"])
     assert compare_accesses(False, "(ds|global_atomic)_add_u32")[0] == ["ds_add_u32"] + 2 * [
@@ -181,10 +181,10 @@ def test_locks_and_counters_give_the_same_bits(checks):
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch):
-    """C checks these accesses if each wave's cells follow those of the previous wave.
+    """C checks accesses under a lock if the cells of each wave follow those of the previous wave.
 
-    If numpy checked them, this would take most of the time. Without the lock, both C and numpy
-    find a race.
+    If numpy checked these accesses, this would take most of the time. Without the lock, both C and
+    numpy find a race.
     """
     by_numpy = []
     record_numpy_steps(monkeypatch, lambda name, group: by_numpy.append(name))

@@ -9,7 +9,7 @@ from strix_emulate.statistics import count_lane_bytes, measure_traffic
 
 
 def block(entered: int, *names: str) -> SimpleNamespace:
-    """Return a block of named instructions that waves entered this many times."""
+    """Return a block of instructions with these names, which waves entered `entered` times."""
     steps = [SimpleNamespace(instruction=Instruction(0, 4, name, name)) for name in names]
     return SimpleNamespace(steps=steps, end=None, entered=entered)
 

@@ -39,7 +39,7 @@ def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_leaves_its_tensor_traps(tmp_path: Path) -> None:
-    """Tensors are in allocations of the device, so that the device knows their ends."""
+    """The device knows the ends of tensors, because tensors are in allocations of the device."""
     done = run(tmp_path, "outside")
     assert done.returncode != 0
     assert "trap in add" in done.stderr

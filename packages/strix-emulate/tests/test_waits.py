@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Waves that wait for others: the number of instructions, and waves that wait forever."""
+"""Waves that wait for other waves: how many instructions they execute, and waits that never end."""
 
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ def execute(text: str, V, S) -> Waves:
 
 
 def registers(seed: int = 0, exec_: int = 2**64 - 1):
-    """Return random V and S of one wave, with this EXEC."""
+    """Return random V and S of one wave, whose EXEC is `exec_`."""
     rng = np.random.default_rng(seed)
     V = rng.integers(1 << 32, size=(operands.REGISTERS, 1, 64), dtype=np.uint32)
     S = rng.integers(1 << 32, size=(SCALARS, 1, 1), dtype=np.uint32)
@@ -217,7 +217,7 @@ never:
 
 
 def test_branches_look_at_both_halves():
-    """The branch depends on lanes of the upper half alone, or of both halves."""
+    """The branch depends on lanes of only the upper half, or on lanes of both halves."""
     assert run(BRANCHES, 64)[:64].tolist() == [7] * 40 + [9] * 24
     last = "v_and_b32 v3, 31, v0\nv_cmp_eq_u32 vcc, 31, v3"  # lane 31 of each half
     both = BRANCHES.replace("v_cmp_lt_u32 vcc, 39, v0", last)

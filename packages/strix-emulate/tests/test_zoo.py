@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare the kernels of zoo.py with numpy. `pytest -m ""` also runs those marked slow."""
+"""Compare the kernels of zoo.py with numpy. `pytest -m ""` also runs tests that are marked slow."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def slow(*values):
 
 
 def assert_close(got, expected, ulps: float = 0):
-    """Check that results are within this many units in the last place."""
+    """Check that results differ by at most `ulps` units in the last place."""
     expected = np.asarray(expected)
     if got.dtype.kind != "f":
         assert (got == expected.astype(got.dtype)).all(), (got, expected)

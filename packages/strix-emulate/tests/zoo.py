@@ -110,8 +110,8 @@ def locked(lock, total, count, x, BLOCK: tl.constexpr):
 def locked_tensor(lock, out, LOCK: tl.constexpr, MIRROR: tl.constexpr, BLOCK: tl.constexpr):
     """A spin lock around an update of a tensor by all waves of a workgroup.
 
-    With MIRROR, every second workgroup updates the tensor in reverse, so that each of its waves
-    updates elements that another wave of the other workgroups updates.
+    With MIRROR, every second workgroup updates the tensor in reverse, so that the same
+    element is updated by different waves of different workgroups.
     """
     index = tl.arange(0, BLOCK)
     if MIRROR:
@@ -148,7 +148,7 @@ def in_place(x, y, n, SMALL: tl.constexpr, LARGE: tl.constexpr):
 
 @triton.jit
 def reverse(x, N: tl.constexpr):
-    """Reverse in place without a barrier: waves read elements that others write."""
+    """Reverse in place without a barrier, so that waves read elements that other waves write."""
     i = tl.arange(0, N)
     tl.store(x + i, tl.load(x + N - 1 - i))
 
@@ -169,7 +169,7 @@ def rotate(x, angle, HEADS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def last_block(x, partial, counter, out, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    """Store a sum for each workgroup. The last workgroup to count adds them up."""
+    """Store a sum for each workgroup. The workgroup that counts last adds these sums up."""
     g = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     tl.store(partial + g, tl.sum(tl.load(x + g * BLOCK + i), 0))
@@ -268,6 +268,6 @@ def numbers(kind: str, n: int, seed: int = 0, small: bool = False) -> np.ndarray
 
 
 def pointers(*arrays) -> tuple[np.ndarray, list[Buffer]]:
-    """Return a table of addresses, and the arrays that it makes reachable."""
+    """Return a table of the arrays' addresses, and buffers that make the arrays reachable."""
     table = np.array([a.ctypes.data for a in arrays], np.int64)
     return table, [Buffer(a, "inout", host=a.ctypes.data) for a in arrays]

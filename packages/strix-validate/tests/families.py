@@ -41,7 +41,7 @@ def collect() -> dict:
 
 
 def _count(kind: str, name: str) -> list[list]:
-    """Return the counts of one family; an empty list if its class refuses its own defaults."""
+    """Return the counts of one family, or an empty list if its class refuses its own defaults."""
     from transformers import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[kind]
@@ -92,7 +92,7 @@ def derived(config) -> dict:
 
 
 def _parameters(config, name: str) -> tuple[int, int]:
-    """Return the number of all parameters, and of those of image and audio encoders."""
+    """Return the number of all parameters, and the number in image and audio encoders."""
     import torch
     import transformers
 

@@ -21,7 +21,7 @@ def record(name: str, version: str, channel: str = "https://repo.prefix.dev/stri
 
 
 def node(version: int, simds: int, minor: int = 128, more: str = "") -> str:
-    """Return a GPU's properties in KFD's topology; two SIMDs are one compute unit."""
+    """Return a GPU's properties in KFD's topology. A compute unit has two SIMDs."""
     return (
         f"cpu_cores_count 0\nsimd_count {simds}\nsimd_per_cu 2\n"
         f"gfx_target_version {version}\nvendor_id 4098\ndrm_render_minor {minor}\n{more}"
@@ -74,8 +74,8 @@ def make(root: Path, changes: dict[str, str | Path | None]) -> Path:
 
     Args:
         root: The folder of the host.
-        changes: The content of files by path; None for an absent file, a path for the target of a
-            symbolic link.
+        changes: The content of files by path, None for an absent file, or the path to which a
+            symbolic link points.
     """
     for name, content in (HEALTHY | changes).items():
         file = root / name

@@ -129,7 +129,7 @@ TORCH = {
             "packages": Expected("warning", "ROCm 7.2 and newer are stable", "--force-reinstall"),
         },
     ),
-    # remove the override, update the kernel and the runtime, and choose a small carve-out
+    # Remove the override, update the kernel and the runtime, and choose a small carve-out.
     "ROCm/legacy-rocm-build#5824": Machine(
         VENV
         | environ(CONDA_PREFIX="", VIRTUAL_ENV="/home/user/venv", HSA_OVERRIDE_GFX_VERSION="11.0.0")
@@ -160,7 +160,7 @@ TORCH = {
 }
 
 MEMORY = {
-    # choose 1 GB, the smallest carve-out that this BIOS offers: this frees 7 GiB
+    # Choose 1 GB, the smallest carve-out that this BIOS offers, which frees 7 GiB.
     "peonist-ai/halogen-flash-server#12": Machine(
         RESOLUTE
         | kernel("7.0.0-31-generic")
@@ -207,7 +207,7 @@ MEMORY = {
             )
         },
     ),
-    # the node's arguments are in Talos' machine configuration
+    # The node's kernel arguments are in Talos' machine configuration.
     "defilantech/LLMKube#698": Machine(
         UBUNTU
         | gtt(124)
@@ -301,7 +301,7 @@ SETTINGS = {
 }
 
 DRIVERS = {
-    # use the kernel's own driver: remove DKMS and its firmware
+    # Use the kernel's own driver: remove DKMS and its firmware.
     "ROCm/amdgpu#209": Machine(
         UBUNTU
         | kernel("6.18.14-061814-generic")
@@ -325,7 +325,7 @@ DRIVERS = {
             "firmware": Expected("error", "is the bad MES 0x83", "autoremove --purge", reboot=True),
         },
     ),
-    # update the kernel, remove DKMS, and choose a small carve-out
+    # Update the kernel, remove DKMS, and choose a small carve-out.
     "lmstudio-ai/lmstudio-bug-tracker#1004": Machine(
         UBUNTU
         | kernel("6.14.0-29-generic")
@@ -352,7 +352,7 @@ DRIVERS = {
             "pixi": Expected("warning"),
         },
     ),
-    # gfx1152 is not a Strix Halo
+    # A gfx1152 is not a Strix Halo.
     "ROCm/TheRock#7952": Machine(
         MINT
         | kernel("7.0.0-31-generic")
@@ -366,7 +366,7 @@ DRIVERS = {
 }
 
 CONTAINERS = {
-    # in a container, the numbers of groups are the host's
+    # In a container, the numbers of groups are those of the host.
     "debpalash/VoiceStudio#1274": Machine(
         {".dockerenv": "", "etc/group": "video:x:44:\n"} | status(1000, 39, 105),
         both_devices(Expected("error", "its group is 992", "--group-add $(stat", "usermod"))
@@ -374,7 +374,7 @@ CONTAINERS = {
         errno.EACCES,
         DeviceFile(992, 0o660, 236),
     ),
-    # the image's user is not root any more
+    # The user of the container image is no longer root.
     "lemonade-sdk/lemonade#2857": Machine(
         {".dockerenv": "", "etc/group": "render:x:992:\n"} | status(10001, 10001),
         both_devices(Expected("error", "992 (render)", "--group-add $(stat", "usermod"))
@@ -382,14 +382,14 @@ CONTAINERS = {
         errno.EACCES,
         DeviceFile(992, 0o660, 236),
     ),
-    # a rootless container maps groups to other numbers: use --group-add keep-groups
+    # A rootless container maps groups to other numbers, so use the option --group-add keep-groups.
     "kyuz0/amd-strix-halo-toolboxes#53": Machine(
         environ(DISTROBOX_ENTER_PATH="/usr/bin/distrobox-enter") | {"run/.containerenv": ""},
         both_devices(NO_GROUP),
         errno.EACCES,
         DeviceFile(65534, 0o660, 236),
     ),
-    # flatpak has a permission for all devices, and since 1.18 one for /dev/kfd
+    # flatpak has a permission for all devices, and since version 1.18 a permission for /dev/kfd.
     "flatpak/flatpak#5383": Machine(
         environ(container="flatpak") | {"dev/kfd": None},
         {"kfd": Expected("error", "(flatpak)", "flatpak override --user --device=all", "recreate")},
@@ -412,7 +412,7 @@ CONTAINERS = {
             "environment": Expected("warning", "AMD_LOG_LEVEL=3"),
         },
     ),
-    # nothing is wrong
+    # Nothing is wrong on this machine.
     "Hal0ai/hal0#2216": Machine(RESOLUTE | LXC | kernel("7.0.14-8-pve") | memory(96)),
 }
 

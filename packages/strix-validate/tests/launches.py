@@ -252,7 +252,7 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _is_between(frame: Any) -> bool:
-    """Return whether a function only passes its arguments on, as torch's and decorators do."""
+    """Return whether a frame's function only passes arguments on: torch's, or a decorator."""
     name = frame.f_globals.get("__name__", "")
     is_decorator = not frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount
     return name == "torch" or name.startswith(_BETWEEN) or (not _is_ours(frame) and is_decorator)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Write coverage.json: what the quick checks of Triton kernels launch. test_coverage.py reads it.
+"""Write coverage.json, which lists what the quick checks of Triton kernels launch.
 
-Run it with the libraries installed, after a change of cases or of a library:
+Run this program with the libraries installed, after a change of cases or of a library.
+test_coverage.py reads coverage.json.
 
     python packages/strix-validate/tests/record_coverage.py [LIBRARY...] --vllm FOLDER --keep FOLDER
 
-Each case runs in Triton's interpreter, in a process of its own. Its results do not matter: only the
-first and the last program of each grid axis run, and only the first and the last trip of each loop.
-If a case fails in this way, because a kernel reads indices from results that are missing, it runs
-again with all programs and trips.
+Each case runs in Triton's interpreter, in a process of its own. The case's results do not matter,
+because only the first and the last program of each grid axis run, and only the first and the last
+trip of each loop. If a case fails in this way, because a kernel reads indices from results that are
+missing, the case runs again with all programs and trips.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def run_in_child(call: Any, modules: tuple[str, ...], run_all: bool) -> tuple[di
 
 
 def record_library(library: str, vllm: Path | None, keep: Path) -> None:
-    """Write the record of each of a library's quick checks to a file in the folder `keep`.
+    """Write a record of each quick check of a library to a file in the folder `keep`.
 
     A case whose file has the same version of the library and the same digest does not run again.
     """
@@ -178,7 +179,7 @@ def _add_values(owners: dict[str, str], values: dict[str, bool], case: str) -> N
 
 
 def _merge_count(entry: list, count: int, case: str) -> list:
-    """Return the larger count, and the case that alone has a count above 1."""
+    """Return the larger count, and the name of the only case with a count above 1."""
     largest, owner = entry
     if count > 1:
         owner = SEVERAL if owner else case

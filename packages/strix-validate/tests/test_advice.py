@@ -29,7 +29,7 @@ def test_each_family_is_one_of_transformers_or_vllms() -> None:
     """A family name that neither transformers nor vLLM has would never match a model."""
     kinds = [kind for row in ADVICE["parsers"] for kind in row["types"]]
     assert len(kinds) == len(set(kinds))
-    # These are vLLM's names, or those of models' own files.
+    # These names come from vLLM, or from the files of models.
     other_types = {"deepseek_v32", "kimi_k2", "mimo", "step3p5"}
     types = defaults.contents()["types"].keys() | other_types
     assert {*kinds, *ADVICE["speculation"]["mtp"]} <= types
@@ -105,7 +105,7 @@ def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
 def test_blocks_of_fp8_are_slow() -> None:
     """In lemonade-sdk/vllm-rocm#36, a 27B model generates 0.5 tokens/s.
 
-    With 8 bits in groups, it generates 3.7 tokens/s.
+    With weights of 8 bits in groups, a 27B model generates 3.7 tokens/s.
     """
     config = SHAPES["Qwen3.8-27B"]
     text = describe_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})
@@ -123,7 +123,8 @@ def test_each_speed_has_a_source_and_a_format() -> None:
         assert set(row["formats"]) <= forms
 
 
-#: Formats that vLLM refuses on gfx1151: the start of its message, and the format to use instead.
+#: For formats that vLLM refuses on gfx1151, the start of vLLM's message and the format to use
+#: instead.
 REFUSED = {
     "fp8 static": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),
     "modelopt fp8": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),
@@ -157,7 +158,7 @@ def test_a_format_that_is_refused_has_an_instead(form: str) -> None:
 
 @pytest.mark.parametrize("form", ACCEPTED)
 def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
-    """For these formats, of ROCm/vllm#958 and others, `models` gives advice, and not status 2."""
+    """`models` gives advice about these formats of ROCm/vllm#958 and others, and not status 2."""
     result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
     assert not result.refusal
     assert ACCEPTED[form] in result.parts["linear"]

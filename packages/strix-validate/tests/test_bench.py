@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The arithmetic of the benchmarks, and the calls that they time."""
+"""The arithmetic of the benchmarks, and the calls that the benchmarks time."""
 
 import sys
 from dataclasses import replace
@@ -131,7 +131,7 @@ def test_timer_times_what_it_is_given(monkeypatch):
 
 
 def test_full_attention_of_the_published_table_is_counted_as_full():
-    """The published script counts causal operations for full attention, and so halves its rate."""
+    """For full attention, the published script counts causal operations, which halves the rate."""
     body = bench.bodies(lambda *_: {"forward_tflops": 10.0, "backward_tflops": 11.0})[
         Check("bench/published/xlarge-full")
     ]

@@ -163,7 +163,7 @@ def test_each_reason_has_a_gap():
 
 
 def owners(record: dict) -> set[str]:
-    """Return the cases that alone have a value, or alone have several programs or trips."""
+    """Return each case that is the only one with a value, or with several programs or trips."""
     names = set()
     kernels = list_kernels(record)
     for parts in [*record["functions"].values(), *(kernel["flags"] for kernel in kernels)]:

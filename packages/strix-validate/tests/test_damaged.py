@@ -83,7 +83,7 @@ def mutants(valid: dict, stream: int, count: int) -> list[bytes]:
 
 @pytest.fixture
 def damage(record_property):
-    """A function that reads mutants of a file, and tallies the accepted and refused ones."""
+    """Return a function that reads mutants of a file, and counts accepted and refused mutants."""
 
     def read_mutants(name: str, file: Path, contents: list[bytes], read, is_correct=bool) -> Tally:
         tally = Tally(name, record_property)
@@ -259,7 +259,7 @@ def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) ->
 
 
 def test_weights(tmp_path: Path, damage) -> None:
-    """Headers of safetensors files are damaged or longer than the format allows. Pipes are refused."""
+    """The headers of safetensors files are damaged or too long, or the files are pipes."""
     (tmp_path / "model_index.json").write_text(json.dumps(PIPELINE))
     (tmp_path / "vae").mkdir()
     file = tmp_path / "vae" / "a.safetensors"

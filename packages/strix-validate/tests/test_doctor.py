@@ -155,7 +155,7 @@ def test_variables_of_the_activation_are_printed(tmp_path):
 
 @pytest.mark.parametrize("version", [110500, 110502, 120001])
 def test_another_gpu_is_told_no_override(version, tmp_path):
-    """With an override, pixi would install kernels that this GPU cannot run."""
+    """If the doctor suggested an override, pixi would install kernels that this GPU cannot run."""
     results = examine(hosts.make(tmp_path, {f"{hosts.KFD}/1/properties": hosts.node(version, 32)}))
     assert results["gpu"].state is State.FAILED
     assert results["pixi"].state is State.SKIPPED
@@ -183,7 +183,7 @@ def test_ubuntu_24_04_has_the_fixes_in_older_kernels(release, tmp_path):
 
 @pytest.mark.parametrize("machine", hosts.MACHINES)
 def test_what_pixi_detects(machine, tmp_path):
-    """tests/integration/test_detection.py tests that py-rattler detects the same packages."""
+    """The tests in tests/integration/test_detection.py compare py-rattler's detection."""
     files, expected = hosts.MACHINES[machine]
     assert detect(Tree(hosts.make(tmp_path, files))) == expected
 

@@ -68,7 +68,7 @@ def test_what_is_said_of_a_machine(name, tmp_path):
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_advice_names_no_command_of_a_reboot(name, tmp_path):
-    """A pasted fix must not restart the machine. The field needs_reboot says that it is needed."""
+    """A pasted fix must not restart the machine. The field needs_reboot asks for the restart."""
     for result in examine_machine(MACHINES[name], tmp_path).values():
         assert not re.search(r"\b(sudo )?(systemctl )?reboot\b(?! ID)", result.fix), result
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The tier `emulated`, with mock answers of the child process, and once with a real one."""
+"""The tier `emulated`, with mock answers of a child process, and once with a real process."""
 
 import os
 import subprocess
@@ -102,7 +102,7 @@ def test_broken_child(answered):
 
 
 def test_without_a_disassembler_it_is_skipped(answered):
-    """The search is in a new process, because this one may already have found a disassembler."""
+    """A new process searches, because the test's process may already have found a disassembler."""
     search = "from strix_emulate import find_disassembler; find_disassembler()"
     environment = os.environ | {"STRIX_EMULATE_LIBLLVM": "/nowhere"}
     command = [sys.executable, "-c", search]

@@ -114,7 +114,7 @@ for lost in (b"^$", WAIT, b"()" + BARRIER):
 
 
 def execute(text, folder, *arguments):
-    """Run a program from a file, because Triton needs its source, and return what it prints."""
+    """Run a program from a file, because Triton needs the source; return the program's output."""
     need_disassembler()
     file = folder / "program.py"
     file.write_text(text)
@@ -124,7 +124,7 @@ def execute(text, folder, *arguments):
 
 
 def test_a_wait_that_llvm_lost_is_told_from_a_lost_barrier(tmp_path):
-    """A restored wait gives the correct answer. If a barrier is lost, no wait gives it."""
+    """A restored wait gives the correct answer. If a barrier is lost, no wait helps."""
     unchanged, without_wait, without_barrier = execute(PLANTED, tmp_path).splitlines()
     assert unchanged == "2016.0 "
     assert without_wait.startswith("2016.0 total at")

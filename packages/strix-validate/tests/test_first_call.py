@@ -38,7 +38,7 @@ STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1
 
 
 def find_kernels_by_call(calls: Sequence[Call]) -> list[set[str]]:
-    """Return each call's kernels as a set: Triton looks up a refused kernel more than once."""
+    """Return a set of kernels for each call. Triton may look up a refused kernel more than once."""
     answers = triton_modes.run(calls, "ask").calls
     errors = [answer.error for answer in answers if answer.error]
     assert not errors
@@ -107,7 +107,7 @@ def first_experts(model: str) -> list[DeferredCall]:
 
 @needs_vllm
 def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
-    """Three experts per token need kernels of their own, in which this number is a constant."""
+    """Three experts per token need other kernels, because this number is a constant in kernels."""
     layer = replace(experts.LAYERS["Qwen3-235B-A22B"], top_k=3)
     kernels = find_kernels(
         list(vllm_calls.experts_calls(SOURCE, [layer], [torch.bfloat16], [1, 64]))
@@ -200,7 +200,7 @@ def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
 
 @needs_vllm
 def test_one_kernel_for_all_heads_windows_and_batches() -> None:
-    """A patch of vLLM's recipe has this effect. With upstream's source, the test fails."""
+    """With upstream's source, the test fails. A patch of the recipe for vLLM makes it pass."""
     layers = [Attention(8 * n, 2 * n, 128, window) for n in (1, 3, 16) for window in (33, 4096)]
     steps = [
         partial(step, layer=x, sequences=n, queries=9, keys=64) for x in layers for n in (1, 5, 16)
@@ -281,7 +281,7 @@ def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
 
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
-    """A head dimension of no set is counted, even if it is padded to the tile of another."""
+    """A head dimension of no set is counted, even if a tile of a set would hold it."""
     layers = replace(read_layers(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
     kernels = find_kernels(list(first_flash_calls("Phi-4", layers)))
     assert len(kernels - shipped_flash) > 3

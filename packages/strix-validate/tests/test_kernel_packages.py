@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packages of kernels: how they are written and listed, and which kernels `warm` compiles."""
+"""How packages of kernels are written and listed, and which kernels the command `warm` compiles."""
 
 import hashlib
 import json
@@ -269,7 +269,7 @@ def test_no_model(tmp_path: Path, config: str) -> None:
 
 
 def test_a_models_windows_are_warmed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without these kernels, Mistral's first call with flash-attn would compile them."""
+    """Without the kernels for its window, Mistral's first call with flash-attn would compile."""
     monkeypatch.setattr(warm.packages, "has", lambda name: True)
     monkeypatch.setattr(flash_calls, "has_aiter", lambda: True)
     file = tmp_path / "config.json"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Kernel releases: their distribution, their order, and their faults in the table."""
+"""The distribution, the order, and the faults in the table of Linux kernel releases."""
 
 import pytest
 from strix_validate.doctor import kernel_release

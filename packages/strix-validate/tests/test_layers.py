@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of models, and the few of its rows that quick checks have."""
+"""The table of models, and the few rows of the table that quick checks have."""
 
 from dataclasses import replace
 from itertools import combinations, product
@@ -75,7 +75,7 @@ def test_each_model_has_layers(model):
 
 @pytest.mark.parametrize("model", sorted(MODELS.keys() & FILES.keys()))
 def test_a_config_can_be_pasted_into_the_table(model):
-    """A whole config gives the same layers and sizes as the entry, which has few of its keys."""
+    """A whole config gives the same layers and sizes as the table's entry, which has fewer keys."""
     pasted = table.read_model(FILES[model])
     entry = MODELS[model]
     for name in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"):
@@ -84,7 +84,7 @@ def test_a_config_can_be_pasted_into_the_table(model):
 
 
 def keywords(cases) -> tuple[list, list]:
-    """Return the arguments with which quick cases are built, and those of all cases."""
+    """Return the arguments with which quick cases are built, and the arguments of all cases."""
     quick = [case.build.keywords for case in cases.values() if case.size is Size.QUICK]
     return quick, [case.build.keywords for case in cases.values()]
 
@@ -139,7 +139,7 @@ QUICK_HAS = {
 
 @pytest.mark.parametrize("part", QUICK_HAS, ids="-".join)
 def test_quick_computes_what_models_have(part):
-    """Quick checks have each value, among them each head dimension, top_k, head count and group."""
+    """Quick checks have each value in the table: head dimension, top_k, number of heads, group."""
     family, argument = part
     quick, all_cases = keywords(model_cases.GENERATED[family])
     values = {x[argument] for x in quick if argument in x}

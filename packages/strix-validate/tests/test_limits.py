@@ -95,7 +95,7 @@ def test_a_stream(piece: bytes, words: str) -> None:
 
 
 def test_a_deep_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many nested brackets as this exhaust the stack of the parser."""
+    """The answer has so many nested brackets that they exhaust the parser's stack."""
 
     def answer(handler: Endless) -> None:
         # A server that closes before it has read the request resets the connection.

@@ -2,8 +2,8 @@
 """vLLM 0.33.0 accepts each command line of `vllm serve` that is printed.
 
 vLLM refuses to start if one request of the model's length does not fit into the cache. The tests
-apply the same arithmetic to each line. It is in _max_memory_usage_bytes_from_groups and the check
-that calls it (_check_enough_kv_cache_memory, get_kv_cache_configs) of v1/core/kv_cache_planning.py,
+apply vLLM's arithmetic to each line. It is in _max_memory_usage_bytes_from_groups and in its caller
+(_check_enough_kv_cache_memory, get_kv_cache_configs) of v1/core/kv_cache_planning.py,
 with the sizes of v1/kv_cache_interface.py. With VLLM_SOURCE set, vLLM's own code, including its
 argument parser, judges the lines (serve_lines.py).
 """
@@ -36,7 +36,7 @@ BLOCK, CHUNK = 16, 2048
 
 
 def find_arguments(name: str, gib: int, monkeypatch: pytest.MonkeyPatch) -> list[str] | None:
-    """Return the arguments printed for a model on a machine; None if it does not fit or start."""
+    """Return the arguments printed for a model on a machine, or None if it cannot start."""
     budget = MemoryBudget(gib * GIB, gib * GIB, True)
     monkeypatch.setattr(answer, "read_memory_budget", lambda tree: budget)
     result = answer.answer(ALL[name], None, None)
@@ -77,7 +77,7 @@ def count_cache_bytes(config: dict, length: int) -> int:
 
 
 def describe_page(text: dict, mixer: str) -> tuple[int, int] | None:
-    """Return the bytes of a block of 16-bit numbers, and the window; None if nothing is cached."""
+    """Return the bytes of a block of 16-bit numbers, and the window. None: nothing is cached."""
     if mixer in ("linear_attention", "mamba", "conv", ""):
         return None
     if rank := text.get("kv_lora_rank"):
@@ -159,7 +159,7 @@ def test_a_cache_below_the_models_length(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_the_length_of_a_model(keys: dict, length: int) -> None:
-    """_get_and_verify_max_len of vllm/config/model.py derives the same length."""
+    """vLLM's function _get_and_verify_max_len (vllm/config/model.py) derives the same length."""
     assert serving.read_length(CONFIGS["Llama-3.1-8B"] | keys) == length
 
 

@@ -33,7 +33,7 @@ def rows() -> list[tuple[str, dict, int]]:
 
 
 def count(config: dict) -> float | None:
-    """Return the parameters of a config, or None if it lacks a dimension."""
+    """Return the number of parameters of a config, or None if the config lacks a dimension."""
     try:
         return model_memory.weights(config) / 2
     except (KeyError, TypeError, table.NoModel):
@@ -63,7 +63,7 @@ def test_counted_families_are_within_three_percent(kind: str) -> None:
 
 
 def test_a_family_that_disagrees_is_an_estimate() -> None:
-    """As lower bounds, these counts would be too high. They must therefore be called estimates."""
+    """These counts are too high to be lower bounds, and must therefore be called estimates."""
     too_high = {kind for kind, config, total in rows() if (count(config) or 0) > EXACT * total}
     assert {"gpt2", "bart", "falcon", "muse_spark"} & too_high
     assert not any(model_memory.is_counted({"model_type": kind}) for kind in too_high)
@@ -95,7 +95,7 @@ def test_no_strange_value_ends_the_command(name: str) -> None:
 
 
 def with_strange_values(config: dict):
-    """Yield the config with one of its values, or one of a part's, replaced."""
+    """Yield copies of the config in which one value of the config or of a part is replaced."""
     for key, value in config.items():
         for strange in (None, "x", -1, 2**70, [1], 1.5):
             yield {**config, key: strange}
@@ -104,7 +104,7 @@ def with_strange_values(config: dict):
 
 
 def without_each_key(config: dict):
-    """Yield the config without one of its keys, or one of a part's."""
+    """Yield copies of the config that lack one key of the config or of a part."""
     for key, value in config.items():
         yield {k: v for k, v in config.items() if k != key}
         if isinstance(value, dict):
@@ -195,7 +195,7 @@ def test_unknown_layers_count_as_nothing() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["Llama-3.1-8B", "Qwen3-30B-A3B"])
 def test_a_format_takes_no_more_than_its_weights(name: str, form: str) -> None:
-    """A format's count is at most that of 16 bits, and at least a quarter of a byte per weight."""
+    """A format takes at most as much as 16 bits, and at least a quarter of a byte per weight."""
     config = FILES[name]
     full = model_memory.weights(config)
     packed = model_memory.weights(config | {"quantization_config": FORMATS[form]})

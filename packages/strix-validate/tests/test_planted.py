@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run all checks of a size against a kernel with one fault at a time.
 
-tiled.Kernel replaces the kernels of scaled_dot_product_attention and flash-attn. Without a fault it
-passes every check; with any fault, at least one check fails. test_faults.py has faults that such a
-kernel cannot have. To run all sizes that fit on a CPU: python tests/test_planted.py full
+tiled.Kernel replaces the kernels of scaled_dot_product_attention and flash-attn. Without a fault,
+tiled.Kernel passes every check. With any fault, at least one check fails. test_faults.py has faults
+that tiled.Kernel cannot have. To run all sizes that fit on a CPU: python tests/test_planted.py full
 """
 
 import sys
@@ -276,7 +276,7 @@ def run_dense(kernel: tiled.Kernel, q, k, v, grad_out, options: dict, alibi=None
 
 
 def unpack(kernel: tiled.Kernel, tensors: dict, axis: int) -> dict:
-    """Return the tensors with q, k and v unpacked, if they are in one tensor."""
+    """Return the tensors, with q, k and v as separate tensors if they are packed in one."""
     separate = dict(tensors)
     for name in ("kv", "qkv"):
         if name in separate:

@@ -45,7 +45,7 @@ def test_record_survives_its_own_json(tmp_path):
     ],
 )
 def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, reason):
-    """Such a comparison fails in a new result, and in a record that somebody wrote by hand."""
+    """A comparison that proves nothing fails in a new result, and in a record written by hand."""
     passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
     written = record.make_check_record("x", passed)
     assert written.state is State.FAILED
@@ -154,7 +154,7 @@ def test_a_skip_that_is_not_expected_fails():
         ("gfx1151_sample_h1_0", "hipErrorInvalidHandle", State.SKIPPED),
         ("gfx1151_sample_h1_0", "hipErrorNotSupported", State.SKIPPED),
         ("gfx1151_core_h1_0", "hipErrorNotSupported", State.SKIPPED),
-        # These sets have all kernels that the library knows.
+        # The following sets have all kernels that the library knows.
         ("gfx1151_core_h1_0", "hipErrorInvalidHandle", State.FAILED),
         ("gfx1151_h1_0", "hipErrorNotSupported", State.FAILED),
         ("gfx1151_upstream_h1_0", "hipErrorInvalidHandle", State.FAILED),
@@ -162,7 +162,7 @@ def test_a_skip_that_is_not_expected_fails():
     ],
 )
 def test_what_a_smaller_set_of_kernels_lacks_is_a_skip(build, error, state, tmp_path, monkeypatch):
-    """With all kernels the same error fails. A wrong number fails with any set."""
+    """If the set has all kernels, the same error fails. A wrong number fails with any set."""
     (tmp_path / "conda-meta").mkdir()
     (tmp_path / f"conda-meta/aotriton-images-gfx1151-0.12.0-{build}.json").touch()
     check = Check("sdpa/efficient/full-float32", "", "")
@@ -199,7 +199,7 @@ def test_select_and_misspelt_names():
 
 
 def test_only_means_the_same_in_every_tier():
-    """A tier's name selects the whole tier, even if few or none of its ids begin with that name."""
+    """A tier's name selects the whole tier, even if few ids of the tier begin with the name."""
     all_tiers = {name: list(tiers.load(name).checks()) for name in tiers.TIERS}
     for name, checks in all_tiers.items():
         for tiers_to_search in ({name: checks}, all_tiers):
@@ -256,7 +256,7 @@ def end_after(number, error, monkeypatch):
 
 
 def test_a_fault_that_ends_a_tier_fails_what_is_left(monkeypatch):
-    """An example is a GPU's fault, which is reported when its memory is read next."""
+    """An example is a fault of the GPU, which is reported when memory of the GPU is read next."""
     end_after(1, RuntimeError("HIP error: an illegal memory access"), monkeypatch)
     result = run(["doctor"], RunOptions(), ["doctor/disk", "doctor/glibc"])
     assert len(result.checks) == 2

@@ -74,7 +74,7 @@ def test_a_right_server_passes(server, skipped, judged):
 
 
 def test_chat_that_is_not_an_interface_is_skipped(judged):
-    """A server may offer completions alone."""
+    """A server may offer completions without chats."""
     results = judged({"chat"}, handler=trained_server.Handler)
     assert results["chat"].state is State.SKIPPED
     assert "the server has no chat" in results["chat"].measured["said"]
@@ -364,7 +364,7 @@ def test_events_follow_the_standard():
 
 
 class Pupil:
-    """Answers the first `number` questions correctly, and the others off by one."""
+    """Answers the first `number` questions correctly. All other answers are wrong by one."""
 
     def __init__(self, number):
         self.number = number

@@ -22,7 +22,7 @@ LATE = 20 * 60
 
 
 def judge(story):
-    """Return the results by the last part of their checks' ids."""
+    """Return the results by the last part of the check's id."""
     return {result.check.id.removeprefix("soak/"): result for result in verdicts.judge(story)}
 
 

@@ -124,7 +124,7 @@ def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
 
 @pytest.fixture
 def running(tmp_path):
-    """The running program with its loads begun, its worker's id, and the folder of its record."""
+    """A running program whose loads have begun, its worker's id, and the folder of its record."""
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
     arguments = ["soak", "--device", "cpu", "--minutes", "600", "--evidence", str(tmp_path)]
     process = subprocess.Popen(

@@ -76,7 +76,7 @@ def test_a_wrong_gradient_is_seen(monkeypatch):
 
 
 def test_a_call_that_writes_nothing_is_seen(load, monkeypatch):
-    """Such a call returns the memory of the previous call, whose numbers were correct."""
+    """The faulty call returns the memory of the previous call, whose numbers were correct."""
     correct_call = load.call
     earlier = []
 
@@ -110,7 +110,7 @@ def test_a_load_whose_first_results_differ_is_compared_with_float64_alone(monkey
 
 
 def test_a_tensor_that_does_not_repeat_itself_does_not_excuse_the_others(monkeypatch):
-    """dq may be such a tensor, because an NVIDIA GPU sums it in any order."""
+    """dq may not repeat, because an NVIDIA GPU sums it in any order."""
     attention = loads.AttentionLoad("cpu")
     correct_call = attention.call
     numbers = itertools.count(1)

@@ -29,7 +29,7 @@ source = "https://example.org/1"
 def results(**measured):
     """Return passed results from keywords.
 
-    A keyword is a check's id with "_" for "/" and "-". Its value has the measured numbers.
+    A keyword is a check's id with "_" for "/" and "-". The value has the measured numbers.
     """
     return [
         Result(Check(name.replace("_", "/", 1).replace("_", "-")), State.PASSED, "", values)

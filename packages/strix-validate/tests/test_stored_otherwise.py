@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Models without a config.json: GGUF files, Mistral's params.json, a LoRA's folder."""
+"""Models without a config.json: GGUF files, Mistral's params.json, and the folder of a LoRA."""
 
 import json
 import random

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Read the files of the small models with other code than wrote them. vLLM does not run here.
+"""Read the files of the small models with code that did not write them. vLLM does not run here.
 
 Set VLLM_SOURCE to a folder of vLLM's source to look the models up in vLLM's registries.
 """
@@ -89,7 +89,7 @@ def test_what_is_written_is_what_the_reference_computes_with(quantize):
 def find_unlisted(quantization, tensors):
     """Return the unquantized matrices that are not in a quantization's list of exceptions.
 
-    vLLM would read these matrices as quantized ones, which lack a scale.
+    vLLM would read these matrices as quantized matrices, but they have no scales.
     """
     exceptions = quantization.get("ignore") or quantization.get("modules_to_not_convert", [])
     matrices = {
@@ -102,7 +102,7 @@ def find_unlisted(quantization, tensors):
 
 
 def is_match(name, key):
-    """Return whether an exception's name is that of a module, or of a parent of the module."""
+    """Return whether an exception names a module or a parent of the module."""
     if name.startswith("re:"):
         return re.match(name.removeprefix("re:"), key)
     return fnmatch(key, name) or fnmatch(key, f"{name}.*")
@@ -162,7 +162,7 @@ def test_files_are_loadable(name, tmp_path, monkeypatch):
 
 
 def test_a_gguf_files_heads_are_interleaved(tmp_path):
-    """In a head of q or k, the file's row 2i was row i, and row 2i + 1 was row i + head_dim / 2."""
+    """In each head of q and k, the file has rows i and i + head_dim / 2 as rows 2i and 2i + 1."""
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     config = SimpleNamespace(num_hidden_layers=1, head_dim=64)

@@ -66,7 +66,7 @@ def _all_rows_but_one(x):
     return torch.cat([x[:1] * 0, x[1:]])
 
 
-#: (package, its case): by fault, the result that the fault changes, and how.
+#: By package and case, and then by fault: the result that the fault changes, and the change.
 SPOILT = {
     (liger, "rms-norm"): {
         "mean over a padded block": ("out", lambda x: x * (512 / 300) ** 0.5),
@@ -144,7 +144,7 @@ def test_spoilt_answers_of_a_package_are_caught(case):
 
 @pytest.mark.parametrize("library", (vllm_checks, *PACKAGES), ids=lambda library: library.MODULE)
 def test_a_gpu_computes_each_case_in_bfloat16_too(library):
-    """Cases in float16 or float32 alone are in a list of the library, with a reason."""
+    """Cases that are only in float16 or float32 are in a list of the library, with a reason."""
     names = {name.removesuffix("-bfloat16") for name in package_checks.in_bfloat16(library)}
     exceptions = getattr(library, "FLOAT16_OR_32", ())
     without_bfloat16 = library.COMPUTED.keys() - names
@@ -159,7 +159,7 @@ def test_a_gpu_computes_each_case_in_bfloat16_too(library):
         assert applies is not is_for_cpu
 
 
-#: (package, its case): the result that is wrong in bfloat16 alone, and how it is changed.
+#: By package and case: the result that is changed only in bfloat16, and the change.
 IN_BFLOAT16 = {
     (conch, "w8a16"): ("out", lambda x: x * 1.02),
     (fla, "gdn-decode"): ("out", lambda x: x.roll(1, 2)),
@@ -182,7 +182,7 @@ def test_what_is_wrong_in_bfloat16_alone_is_caught(case):
 
 
 def test_a_loss_of_logits_in_16_bits_passes():
-    """Rounding a logit by half an eps changes its weight, as seen with whole vocabularies."""
+    """Rounding a logit by half an eps changes the logit's weight, which large vocabularies show."""
     for name, case in package_checks.in_bfloat16(liger).items():
         if name.startswith("loss-") and case.size is Size.QUICK:
             call, expected = make(case)
@@ -283,7 +283,7 @@ def test_what_8_bits_cost(causal, head_dim):
 @pytest.mark.skipif(not os.environ.get("TRITON_FAULTS"), reason="TRITON_FAULTS is not set")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_package_is_found(fault, tmp_path, monkeypatch):
-    """The named check catches the fault. TRITON_FAULTS=1 enables this test, which takes minutes."""
+    """The check that a fault names catches it. TRITON_FAULTS=1 enables this slow test."""
     file, text, replacement, case = FAULTS[fault]
     package = file.partition("/")[0]
     spec = importlib.util.find_spec(package)

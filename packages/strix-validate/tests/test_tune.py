@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`strix-validate tune`: the short list, measurements, refusals, resumed runs, and its files.
+"""The short list, measurements, refusals, resumed runs and files of `strix-validate tune`.
 
-The worker is the real one, on the CPU. It imports the mock in fake_flash_attn.
+The tests run the real worker on the CPU. The worker imports the mock in fake_flash_attn.
 """
 
 import contextlib
@@ -187,7 +187,7 @@ def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
 
 
 def test_tiles_divide_each_other() -> None:
-    """The kernels require this for backward tiles. The matrix unit needs 16 rows."""
+    """The kernels require such tiles backward. The matrix unit needs 16 rows."""
     for kernel in ("dkdv", "dq"):
         for configuration in candidates.SPACES[kernel][1]:
             rows = configuration["BLOCK_M"]
@@ -199,7 +199,7 @@ def test_tiles_divide_each_other() -> None:
 
 
 def test_the_fastest_right_tile_is_taken(tmp_path: Path, fake: None) -> None:
-    """Of the faster tiles, one is wrong and one cannot be launched. These are not measured."""
+    """Two faster tiles are not measured: one is wrong, and the other cannot be launched."""
     store = store_in(tmp_path, tile(20), tile(90), tile(1, n=1), tile(1, n=0))
     tuned = open_session(store).tune(problem(), 6)
     assert tuned.is_done
@@ -415,7 +415,7 @@ def test_a_source_that_changes_has_another_digest(tmp_path: Path, fake: None) ->
 
 @pytest.mark.parametrize("content", ["", "[]", '{"models": 3}', "\0", '{"models": []'])
 def test_an_unreadable_record(tmp_path: Path, content: str) -> None:
-    """The record is not overwritten, because its owner must decide."""
+    """The command does not overwrite the record, because the record's owner must decide."""
     (tmp_path / "record.json").write_text(content)
     for arguments in (("--env",), ("--share",)):
         result = tune(*arguments, "--output", tmp_path)

@@ -61,7 +61,7 @@ def test_reference_equals_torch_in_double(is_causal, kv_heads):
 
 
 def test_mask_matches_flash_attns_documentation():
-    """flash_attn_func documents two causal examples: seqlen_q 2 and 5, with seqlen_k 5 and 2."""
+    """flash_attn_func documents two causal masks: of 2 queries and 5 keys, and of 5 and 2."""
     assert reference.mask(2, 5, "bottom-right", (-1, -1)).int().tolist() == [
         [1, 1, 1, 1, 0],
         [1, 1, 1, 1, 1],

@@ -209,7 +209,7 @@ PLANTED = FAULTS | ATTENTION | LAYOUT | GENERATED | coverage_faults.VLLM | TIERS
 @needs_vllm
 @pytest.mark.parametrize("fault", PLANTED)
 def test_faults_in_the_source_are_caught(fault, tmp_path):
-    """The named check catches the fault."""
+    """The check that the fault names catches the fault."""
     file, old, new, check = PLANTED[fault]
     tier, _, name = check.rpartition("/")
     tier = tier or "attention"

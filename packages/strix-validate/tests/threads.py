@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines from public issue threads, and the advice that would have helped their owners."""
+"""Machines from public issue threads, and the advice that would have helped the owners."""
 
 import errno
 from dataclasses import dataclass, field
@@ -71,10 +71,10 @@ class Expected:
     """The result that a check must have.
 
     Attributes:
-        severity: Its severity, "" for none.
-        message: Part of its message.
-        fix: Part of its fix.
-        never: A text that must not be in its fix.
+        severity: The severity, or "" if the check has none.
+        message: Part of the message.
+        fix: Part of the fix.
+        never: A text that must not be in the fix.
         reboot: Whether the fix needs a reboot; None if the test does not check this.
     """
 

@@ -121,7 +121,7 @@ class Handler(trained_server.Handler):
         self.wfile.write(data)
 
     def chat_tokens(self, body, prompt, choice):
-        """Return the answer's tokens, up to its end or the limit. Schemas and tools force them."""
+        """Return an answer's tokens, up to the end or the limit. Schemas and tools force tokens."""
         fault = self.server.fault
         number = body["max_tokens"]
         number += fault == "chat-one-more"
@@ -143,7 +143,7 @@ class Handler(trained_server.Handler):
         return tokens[:number], logprobs[:number]
 
     def message(self, body, tokens, choice):
-        """Return the message of an answer, and its finish_reason."""
+        """Return an answer's message and finish_reason."""
         fault = self.server.fault
         ended = tokens[-1] == END
         text = self.decode(tokens[:-1] if ended else tokens)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A mock of a user's server with a trained model, correct or with a fault.
 
-After three tokens, its model predicts the token that followed them before, in the prompt or in a
-known text. Without such a token, it computes the next one from the sum of all tokens. A token is a
-word or a punctuation mark. Chats, tools and schemas are in trained_chat.py.
+After three tokens, the model predicts the token that followed these tokens before, in the prompt or
+in a known text. If they never occurred before, the model computes the next token from the sum of
+all tokens. A token is a word or a punctuation mark. Chats, tools and schemas are in
+trained_chat.py.
 """
 
 import contextlib
@@ -154,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         return busy > 16
 
     def replace_prompt(self, prompt, number):
-        """Return the prompt that is answered, which a fault may replace by another one."""
+        """Return the prompt that is answered. A fault may replace the prompt by another prompt."""
         server = self.server
         fault = self.server.fault
         with LOCK:
@@ -366,7 +367,7 @@ class Handler(BaseHTTPRequestHandler):
             "total_tokens": len(prompt) + written,
         }
         if body.get("stream"):
-            # the check of aborted requests asks for 200 tokens, and its client disconnects
+            # The check of aborted requests asks for 200 tokens, and its client disconnects.
             self.server.has_abort |= number == 200
             first = choices[0]
             self.stream(first["token_ids"], first["text"], first["finish_reason"], usage)

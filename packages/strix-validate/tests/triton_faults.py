@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults to plant in Triton packages: (file, text, its replacement, the check that fails)."""
+"""Faults to plant in Triton packages: (file, its text, the new text, the check that must fail)."""
 
 FAULTS = {
     "liger_kernel: mean over the padded block": (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults to plant in vLLM's kernels: (file, text, its replacement, the check that fails)."""
+"""Faults to plant in vLLM's kernels: (file, its text, the new text, the check that must fail)."""
 
 _GPU = "vllm/v1/worker/gpu"
 _OPS = "vllm/v1/attention/ops"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run strix-validate with a reference that is wrong on purpose: its checks must then fail.
+"""Run strix-validate with a reference that is wrong on purpose, so that checks must fail.
 
 Usage: python wrong_reference.py ARGUMENT...
-where ARGUMENT... are those of strix-validate.
+The arguments are those of strix-validate.
 """
 
 from strix_validate import cli

@@ -15,7 +15,7 @@ from flash_attn.flash_attn_triton_amd import utils
 
 
 def flash_attn_func(q, k, v, causal=False, **options):
-    """Return attention; the tile of the forward kernel of 64 lanes sets its duration and fault."""
+    """Return attention. The tile of the forward kernel of 64 lanes sets the duration and fault."""
     del options
     tile = utils.TILES.get("forward-64-float16-causal", {})
     if tile.get("BLOCK_N") == 0:
