@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compare every mnemonic that the machine executes with an oracle.
 
-The oracles share no code with the machine. They are `oracle` and its parts for one lane, `oracle_waves` for whole waves,
-`selftest_memory` for memory, and `selftest_control` for control flow.
+The oracles share no code with the machine. They are the modules `oracle`, `oracle_floats` and
+`oracle_parts` for one lane, `oracle_waves` for whole waves, `selftest_memory` for memory, and
+`selftest_control` for control flow.
 """
 
 import oracle

@@ -27,7 +27,7 @@ def folder(tmp_path_factory) -> Path:
 #: For each program, the lines that it prints. After a "!", a line is part of an error message of
 #: the emulator instead.
 PROGRAMS = {
-    # captured streams and graphs
+    # This program captures streams and launches graphs.
     "graph": [
         "circle: hipErrorInvalidValue",
         "destroyed: hipSuccess",
@@ -37,13 +37,13 @@ PROGRAMS = {
         "not joined: hipErrorStreamCaptureUnjoined",
         "no capture: hipErrorIllegalState",
     ],
-    # 2D and 3D regions, libraries, memory pools and a reset
+    # This program uses 2D and 3D regions, libraries, memory pools and a reset.
     "served": [
         "pitch: hipErrorInvalidPitchValue, hipErrorInvalidPitchValue",
         "library: add, again; not there: hipErrorNotFound",
         "reset: hipErrorInvalidHandle, hipErrorInvalidValue",
     ],
-    # graphs that are updated or allocate memory
+    # This program has graphs that are updated, and graphs that allocate memory.
     "graph_memory": [
         "more nodes: hipErrorGraphExecUpdateFailure 2",
         "another kind: hipErrorGraphExecUpdateFailure 3",
@@ -52,7 +52,7 @@ PROGRAMS = {
         "behind its free: hipErrorIllegalAddress",
         "!do not lie in an allocation",
     ],
-    # pinned host memory and virtual memory
+    # This program uses pinned host memory and virtual memory.
     "memory": [
         "again: hipErrorHostMemoryAlreadyRegistered",
         "no more: hipErrorHostMemoryNotRegistered",
@@ -214,7 +214,7 @@ def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:
     done = run_emulated(folder, program)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stale: wave 0 of workgroup" in done.stderr
-    # workgroups may print in any order
+    # Workgroups may print in any order.
     assert sorted(done.stdout.splitlines()[1:4]) == [
         "0 of kernel:   0.00, a,     0, 100%",
         "100 of kernel:  50.00, c,   640, 100%",

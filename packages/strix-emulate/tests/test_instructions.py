@@ -336,7 +336,7 @@ def test_wmma_needs_all_lanes_and_rows_that_repeat(kind):
 
 
 def test_lds_out_of_range():
-    # lane 31's address lies outside, but it is not active
+    # The address of lane 31 is outside of LDS, but lane 31 is not active.
     g = run(
         "ds_store_b32 v1, v2\nds_load_b32 v3, v1",
         0x7FFFFFFF,

@@ -119,11 +119,11 @@ WITHOUT_KFD = {
     f"{PCI}/driver": Path("/sys/bus/pci/drivers/amdgpu"),
 }
 HALO = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
-#: name: (a machine's files, the virtual packages that pixi's solver detects)
+#: By name: a machine's files, and the virtual packages that pixi's solver detects.
 MACHINES = {
     "alone": ({}, HALO),
     "beside-discrete": (DISCRETE, {"__amdgpu": "0", "__amdgpu_arch": "11.0.0"}),
-    # all users can read sysfs, but this user may not open /dev/kfd
+    # All users can read sysfs, but this user may not open /dev/kfd.
     "without-rights": (
         {"proc/self/status": "Uid:\t1000\nGid:\t1000\nGroups:\t1000\n"},
         HALO,
@@ -174,7 +174,8 @@ def mes(version: int) -> dict[str, str]:
     return {"sys/kernel/debug/dri/1/amdgpu_firmware_info": text}
 
 
-#: name: (changes, {check: (state, severity or None, part of the message, part of the fix)})
+#: By name: changes of the healthy host's files, and by check the expected state, the severity or
+#: None, a part of the message, and a part of the fix.
 FAULTS = {
     "gfx1150": (
         {f"{KFD}/1/properties": node(110500, 32)},

@@ -336,7 +336,7 @@ def group(version: int, limit: object, used=0, cache=0, folder="/job") -> dict[s
     }
 
 
-#: name: (the host, GiB of weights, part of the reason, part of the fix)
+#: By name: the host's files, the weights in GiB, a part of the reason, and a part of the fix.
 MEMORY = {
     "GTT": (sizes(), 40, "0.92 --kv-cache-memory-bytes 44G", ""),
     "no model": (sizes(), 0, "0.92 (--model-gib adds", ""),

@@ -158,7 +158,7 @@ def neighbours_seen(_):
     return {name: tensor[0].transpose(0, 1) for name, tensor in results.items()}
 
 
-#: name: (the case, a function of its correct results that returns the wrong ones)
+#: By name: the case, and a function that makes wrong results of the case's correct results.
 FLASH = {
     "keys of neighbours seen": ("varlen", neighbours_seen),
     "caller's lengths changed": (

@@ -96,7 +96,7 @@ def one_word(view):
     return inverted
 
 
-#: name: (module, its function, a broken replacement, the check that fails)
+#: By name: a module, its function, the broken function, and the check that must fail.
 FAULTS = {
     "a tile in the wrong place": (gemm, "multiply", wrong_tile, "gemm/blaslt/qkv-bfloat16"),
     "rows that are never written": (gemm, "multiply", unwritten, "gemm/blaslt/head-float32"),

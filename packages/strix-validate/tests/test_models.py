@@ -430,7 +430,7 @@ def test_a_damaged_folder_of_diffusers(flux: Path, name: str, data: bytes, words
     assert "Traceback" not in output
 
 
-#: name: (the text of config.json or the changes to Llama's, part of the message)
+#: By name: the text of config.json, or the changes to Llama's, and a part of the message.
 BAD: dict[str, tuple[str | dict, str]] = {
     "no text": ("{", "config.json"),
     "a list": ("[]", "not a config.json"),

@@ -32,7 +32,7 @@ MOCK = Path(__file__).parent / "fake_vllm_source"
 NORM = "vllm/model_executor/determinism/batch_invariant.py"
 
 
-#: name: (the check that must fail, arguments of its case that the fault changes)
+#: By name: the check that must fail, and the arguments of its case that the fault changes.
 FAULTS = {
     "window ignored": ("prefill-window", {"window": 0}),
     "window off by one": ("decode-window", {"window": 17}),
@@ -148,7 +148,7 @@ def test_the_platform_is_gfx1151():
     assert not rocm.on_gfx12x()
 
 
-#: (text of the mock's kernel, its replacement, the tier that fails)
+#: By name: a text of the mock's kernel, the text that replaces it, and the tier that must fail.
 SOURCE_FAULTS = {
     "weight left out": ("x * scale * w", "x * scale", "emulated"),
     "last block counted as full": ("/ n_cols", "/ BLOCK_SIZE", "attention"),
