@@ -24,8 +24,8 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-#: For each program, the lines that it prints. After a "!", a line is part of an error message of
-#: the emulator instead.
+#: For each program, the lines that it prints. A line that begins with "!" is instead a part of the
+#: emulator's messages.
 PROGRAMS = {
     # This program captures streams and launches graphs.
     "graph": [

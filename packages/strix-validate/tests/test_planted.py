@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
         "layer-Llama-3.2-3B-varlen",
     ),
 }
-#: Faults that are planted a second time in inference alone.
+#: Faults that are also planted in a kernel that is wrong only in inference, without gradients.
 INFERENCE = (
     "scale off by 1 %",
     "causal sees one key more",
