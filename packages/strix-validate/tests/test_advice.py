@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from models import FORMATS, SHAPES, THREADS
 from strix_validate.doctor.tree import Tree
-from strix_validate.models import answer, defaults, serving, table
+from strix_validate.layers import defaults
+from strix_validate.models import answer, serving, table
 from test_model_counts import CONFIGS
 
 ADVICE = serving.advice()

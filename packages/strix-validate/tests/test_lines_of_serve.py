@@ -22,8 +22,8 @@ import pytest
 from calls import skip_without
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, MemoryBudget
+from strix_validate.layers.parts import find_text, list_layers
 from strix_validate.models import answer, serving
-from strix_validate.models.parts import find_text, list_layers
 from test_model_counts import CONFIGS as PLAIN
 from test_models import CASES, CONFIGS
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from models import FILES, FORMATS, SHAPES, THREADS
-from strix_validate.models import answer, defaults, model_memory, table
-from strix_validate.models.parts import find_encoders, find_text
+from strix_validate.layers import defaults
+from strix_validate.layers.parts import find_encoders, find_text
+from strix_validate.models import answer, model_memory, table
 
 TESTS = Path(__file__).parent
 FAMILIES = json.loads((TESTS / "families.json").read_text())

@@ -5,7 +5,6 @@ Modules:
 
 * ``addressing``: computation of the offsets that memory instructions access.
 * ``arena``: `Arena`: global memory with its arrays.
-* ``doubts``: races of plain loads whose value may reach no store.
 * ``findings``: the checks, and `Findings`, which ends the launch or adds a note.
 * ``happens_before``: the order of accesses that atomics establish.
 * ``pages``: zeroed arrays for large shadows.
@@ -21,7 +20,6 @@ Modules:
 __all__ = [
     "addressing",
     "arena",
-    "doubts",
     "findings",
     "happens_before",
     "pages",

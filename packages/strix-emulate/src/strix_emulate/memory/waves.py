@@ -50,7 +50,7 @@ class Waves:
         epoch: Barriers that each wave passed, and its releases since the last one
             (:mod:`strix_emulate.memory.tags`).
         stored: Bit masks of the numbers of the stores that each wave executed
-            (:mod:`strix_emulate.memory.doubts`).
+            (:mod:`strix_emulate.run.doubts`).
         poll_hash: Hash of the values that each wave polled in this iteration of a loop
             (:mod:`strix_emulate.memory.polls`).
         last_poll_hash: The same hash for an earlier iteration.

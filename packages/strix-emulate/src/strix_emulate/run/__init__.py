@@ -3,6 +3,7 @@
 
 Modules:
 
+* ``doubts``: races of plain loads whose value may reach no store.
 * ``initial``: registers of waves at the start of a kernel.
 * ``machine``: `Machine`, which executes one launch.
 * ``meeting``: barriers, and functions that split and join sets of waves.
@@ -14,6 +15,7 @@ Modules:
 """
 
 __all__ = [
+    "doubts",
     "initial",
     "machine",
     "meeting",

@@ -11,7 +11,6 @@ from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.arena import Arena
-from strix_emulate.memory.doubts import Doubts
 from strix_emulate.memory.findings import CHECKS, Findings, describe_place
 from strix_emulate.memory.scratch import Scratch
 from strix_emulate.memory.shadow import Memory
@@ -20,6 +19,7 @@ from strix_emulate.memory.waves import LANES
 from strix_emulate.native import library as native
 from strix_emulate.native.runs import Session
 from strix_emulate.run import parallel
+from strix_emulate.run.doubts import Doubts
 from strix_emulate.run.initial import Geometry, count_registers, start_waves
 from strix_emulate.run.options import Options, Outcome
 from strix_emulate.run.program import Blocks, Program

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from strix_validate.layers.kinds import Attention, Experts, Latent, Linear
-from strix_validate.models.parts import find_text
+from strix_validate.layers.parts import find_text
 
 #: Data types by their names in config.json. Any other name is read as bfloat16.
 _DTYPES = {"float16": torch.float16}

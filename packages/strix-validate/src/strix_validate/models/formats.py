@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strix_validate.models.defaults import NoModel
+from strix_validate.layers.defaults import NoModel
 
 #: Formats of compressed-tensors by type and bits of a weight, for any strategy.
 _WEIGHTS = {

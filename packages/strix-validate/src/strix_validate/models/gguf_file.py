@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strix_validate.installing import suggest_installation
-from strix_validate.models.defaults import NoModel
+from strix_validate.layers.defaults import NoModel
 from strix_validate.models.table import Row, read_table
 
 SUFFIX = ".gguf"

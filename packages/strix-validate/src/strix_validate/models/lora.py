@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strix_validate.models.defaults import NoModel
+from strix_validate.layers.defaults import NoModel
 
 FILE = "adapter_config.json"
 #: The values of vLLM's --max-lora-rank (vllm/config/lora.py of 0.33.0), and the default.

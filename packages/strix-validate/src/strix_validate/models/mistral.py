@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from strix_validate.models.defaults import NoModel
+from strix_validate.layers.defaults import NoModel
 
 FILE = "params.json"
 FLAGS = "--tokenizer-mode mistral --config-format mistral --load-format mistral"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from strix_validate.json_file import read_json_object
-from strix_validate.models import defaults
+from strix_validate.layers import defaults
+from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 from strix_validate.models.formats import read_format
-from strix_validate.models.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 from strix_validate.models.table import read_table
 
 #: The only format in which the output head is quantized too.

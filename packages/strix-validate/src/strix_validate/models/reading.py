@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from strix_validate.json_file import read_json_object
+from strix_validate.layers.defaults import NoModel
 from strix_validate.models import diffusion, gguf_file, lora, mistral
-from strix_validate.models.defaults import NoModel
 
 CONFIG = "config.json"
 #: Files that describe a model: for vLLM, for diffusers, for vLLM in Mistral's format, and a LoRA.

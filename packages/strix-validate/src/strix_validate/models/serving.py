@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from strix_validate.json_file import read_json_object
-from strix_validate.models.defaults import complete
+from strix_validate.layers.defaults import complete
+from strix_validate.layers.parts import find_text, list_layers
 from strix_validate.models.formats import read_format
-from strix_validate.models.parts import find_text, list_layers
 
 #: Keys of a text config that limit a model's length, as vLLM 0.33.0's ModelArchConfigConvertorBase
 #: reads them (transformers_utils/model_arch_config_convertor.py).

@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from strix_validate import TARGET, VLLM_DEVICE_NAME
-from strix_validate.models.defaults import NoModel
+from strix_validate.layers.defaults import NoModel
+from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 from strix_validate.models.formats import find_quantization, read_format
-from strix_validate.models.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 
 #: The proof that a check gives without a GPU, by the first part of its id. Checks such as gemm,
 #: sdpa and conv prove something only on a GPU.

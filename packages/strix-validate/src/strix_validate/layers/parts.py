@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strix_validate.models import defaults
-from strix_validate.models.defaults import NoModel
+from strix_validate.layers import defaults
+from strix_validate.layers.defaults import NoModel
 
 #: Keys of a config's text model. vLLM serves the thinker of a model that also speaks.
 _TEXT = ("thinker_config", "text_config", "llm_config", "language_config")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Complete a config.json with transformers' defaults, which are in a generated table.
 
-    python -m strix_validate.models.defaults        # writes defaults.json; needs transformers
+    python -m strix_validate.layers.defaults        # writes defaults.json; needs transformers
 
 A config.json, and each of its parts (text_config, vision_config, audio_config), leaves out keys
 whose values equal the defaults of its class. For each model_type the table has:
