@@ -80,7 +80,10 @@ class Runner:
         """Return the names of all cases."""
         with tempfile.NamedTemporaryFile("r") as names:
             self._pytest(["--collect-only", "-k", keyword, *files], {"SUITES_NAMES": names.name})
-            return names.read().splitlines()
+            cases = names.read().splitlines()
+        if not cases:
+            raise SystemExit(f"pytest found no case: {self.log}")
+        return cases
 
     def run(self, cases: list[str]) -> Iterator[tuple[str, str]]:
         """Run the cases; yield each with its outcome."""

@@ -76,6 +76,11 @@ def test_cases_that_cannot_be_run_are_no_success(runner: suites.Runner) -> None:
         list(runner.run(["test_cases.py::test_that_is_not_there"]))
 
 
+def test_files_without_cases_are_no_success(runner: suites.Runner) -> None:
+    with pytest.raises(SystemExit, match="pytest found no case"):
+        runner.collect(["test_absent.py"], "")
+
+
 def test_so_many_cases_are_chosen_from_all_of_them() -> None:
     cases = [str(i) for i in range(10)]
     assert suites.choose(cases, 5) == ["0", "2", "4", "6", "8"]

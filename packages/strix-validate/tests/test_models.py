@@ -262,7 +262,7 @@ def test_vllm_is_asked_about_a_format_that_the_table_has_not(
     config = CONFIGS["Llama-3.1-8B"] | {"quantization_config": {"quant_method": "new"}}
     answer = command.answer(config, None, None)
     assert answer.refusal == "Unknown quantization method: new"
-    assert "take              4 bits" in "\n".join(command.describe("NAME", answer, Tree()))
+    assert "use instead       4 bits" in "\n".join(command.describe("NAME", answer, Tree()))
     vllm_answer = {"chosen": {"linear": ["Some"]}, "parameters": 5 << 30}
     monkeypatch.setattr(choose, "ask", lambda configs, source: [vllm_answer])
     monkeypatch.setattr("strix_validate.vllm.source.version", lambda source: "0.33.0")
