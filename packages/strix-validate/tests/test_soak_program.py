@@ -98,14 +98,14 @@ def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
     """The worker reports the number, the recorder reads it, and only that load's check fails."""
     folder = tmp_path / "records"
 
-    keep = command.SoakRecord.keep
+    add_row = command.SoakRecord.add_row
 
-    def keep_and_interrupt(self, row):
-        keep(self, row)
+    def add_and_interrupt(self, row):
+        add_row(self, row)
         if "wrong results" in row["event"]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.SoakRecord, "add_row", keep_and_interrupt)
+    monkeypatch.setattr(command.SoakRecord, "add_row", add_and_interrupt)
     run = command.run
     monkeypatch.setattr(command, "run", lambda *args: run(*args, worker=(str(FAULTY), "wrong")))
     done = CliRunner().invoke(
