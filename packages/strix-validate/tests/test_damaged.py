@@ -271,7 +271,7 @@ def test_weights(tmp_path: Path, damage) -> None:
     with file.open("wb") as sparse:
         sparse.write((1 << 32).to_bytes(8, "little"))
         sparse.truncate((1 << 32) + 8)
-    with pytest.raises(Refused, match="longer than any"):
+    with pytest.raises(Refused, match="longer than"):
         run_models(str(tmp_path))
     file.unlink()
     os.mkfifo(file)

@@ -283,7 +283,7 @@ def test_a_loras_folder(tmp_path: Path) -> None:
     [
         ({"peft_type": "IA3"}, "loads only LoRA"),
         ({"base_model_name_or_path": None}, "which model is it for"),
-        ({"r": "many"}, "no number"),
+        ({"r": "many"}, "not a positive integer"),
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "whole layers"),
         ({"init_lora_weights": "pissa"}, "changed the model's own weights"),
