@@ -234,19 +234,20 @@ def test_variants(mini: MiniProject, record_property: Record) -> None:
 
 
 def test_notes_of_what_was_not_attempted(mini: MiniProject, record_property: Record) -> None:
-    tally = Tally("not-attempted", record_property)
-    project = Project.at(mini.root)
+    tally, Tally = project("not-attempted", project), Project.at(mini.root)
+    mini.recipe("beta")
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     steps = recipes.plan(LocalChannel(mini.channel))
-    note = _locate_reason(project, steps[0])
+    # The first step, alpha, has no note.
+    note = _locate_reason(project, steps[1])
     note.parent.mkdir(parents=True)
     reason = "a host is down"
-    valid = f"{steps[0].digest_value}\n{reason}".encode()
+    valid = f"{steps[1].digest_value}\n{reason}".encode()
     note.write_bytes(valid)
-    assert read_unfetched(project, steps) == {"alpha": reason}
+    assert read_unfetched(project, steps) == {"beta": reason}
     for text in texts(valid, 5, 60):
         note.write_bytes(text)
-        tally.give(lambda: read_unfetched(project, steps), lambda f: set(f) <= {"alpha"}, text)
+        tally.give(lambda: read_unfetched(project, steps), lambda f: set(f) <= {"beta"}, text)
     note.unlink()
     note.mkdir()
     assert read_unfetched(project, steps) == {}

@@ -72,11 +72,18 @@ def make_unsafe(source: Source) -> None:
 
 
 GATES: dict[str, tuple[Callable[[Source], object], str]] = {
-    "host-bound": (lambda source: source.make("bad", build=f"hostbound_{BUILD}"), "is host-bound"),
+    "host-bound": (
+        lambda source: source.make("bad", build=f"hostbound_{BUILD}", licensed=False),
+        "is host-bound",
+    ),
     "no tests": (lambda source: source.make("bad", tests=0), "has no tests"),
     "no licence": (lambda source: source.make("bad", licensed=False), "has the licence 'nothing'"),
     "rehearsed": (
-        lambda source: source.make("bad", build="rehearsal_rocm100_gfx1151_py314h1234567_0"),
+        lambda source: source.make(
+            "bad",
+            build="rehearsal_rocm100_gfx1151_py314h1234567_0",
+            licensed=False,
+        ),
         "was made by a rehearsal, so it is never published",
     ),
     "no licence text": (lambda source: source.make("bad", license_files=[]), "has no licence text"),
@@ -106,6 +113,8 @@ def test_gate(case: str, source: Source, target: Path) -> None:
         PublishedChannel(target).publish(source)
     assert message in str(error.value)
     assert "bad-1.0" in str(error.value)
+    if case in ("host-bound", "rehearsed"):
+        assert "licence" not in str(error.value), "the package is never published"
     assert "good-1.0" not in str(error.value)
     assert not list(target.glob("*/*"))
 
