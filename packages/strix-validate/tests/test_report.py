@@ -76,6 +76,8 @@ def test_plots_are_written(tmp_path):
         f"bench-{i}.{s}" for i in (1, 2) for s in ("svg", "png")
     }
     assert all(file.stat().st_size > 1000 for file in files)
+    rates, *_ = plots.figures(make(*benchmarks()))
+    assert [label.get_text() for label in rates.axes[0].get_xticklabels()] == ["tiny", "large"]
     assert list(plots.figures(make(FAILED))) == []
 
 

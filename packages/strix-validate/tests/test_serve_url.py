@@ -348,6 +348,12 @@ def test_drafts_that_are_wrong_alike_pass_alone(judged):
     )
 
 
+def test_a_load_is_measured_in_milliseconds():
+    answer = SimpleNamespace(seconds=[0.25, 0.5], tokens=[1, 2])
+    server = SimpleNamespace(stream=lambda *_: answer)
+    assert speed.measure(server, 3, ["prompt"])["first_token_ms"] == 250
+
+
 def test_events_follow_the_standard():
     lines = [
         ":ping\n",
