@@ -234,7 +234,8 @@ def test_variants(mini: MiniProject, record_property: Record) -> None:
 
 
 def test_notes_of_what_was_not_attempted(mini: MiniProject, record_property: Record) -> None:
-    tally, Tally = project("not-attempted", project), Project.at(mini.root)
+    tally = Tally("not-attempted", record_property)
+    project = Project.at(mini.root)
     mini.recipe("beta")
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     steps = recipes.plan(LocalChannel(mini.channel))
