@@ -339,7 +339,7 @@ def test_each_recipe_has_a_job_after_those_that_it_needs(recipes: RecipeSet) -> 
     assert rows[0]["recipe"] not in stages.sort_recipes(rows)["sdk"].split()
     layers = stages.LAYERS
     rows.append({"recipe": "deeper", "action": "build", "needs": names[f"layer{layers}"][:1]})
-    message = f"has {layers} layers, and the recipes need {layers + 1}: add a job"
+    message = f"has {layers} layers, but the recipes need {layers + 1}: add a job"
     with pytest.raises(SystemExit, match=message):
         stages.sort_recipes(rows)
 
