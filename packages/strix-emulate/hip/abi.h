@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The part of HIP 7's binary interface that is served here, with HIP's names. Self-contained, so
-   that the library builds without ROCm. With STRIX_HIP_HEADERS AMD's own headers take its place:
-   the tests compile every source file both ways and compare all numbers (test_device_abi.py). */
+/* The part of HIP 7's binary interface that this library serves, with HIP's names. This header
+   includes no header of ROCm, so the library can be built without ROCm. If STRIX_HIP_HEADERS is
+   defined, this header includes AMD's own headers instead. The tests compile every source file both
+   ways and compare all numbers (test_device_abi.py). */
 #pragma once
-/* Several to a line, as tables: clang-format would give each its own. */
+/* The constants are written as tables with several on a line. clang-format would put each constant
+   on a line of its own. */
 /* clang-format off */
 #ifdef STRIX_HIP_HEADERS
 #include <hip/hip_runtime_api.h>
@@ -54,7 +56,8 @@ typedef enum {
     HIP_POINTER_ATTRIBUTE_RANGE_SIZE = 12, HIP_POINTER_ATTRIBUTE_MAPPED = 13,
 } hipPointer_attribute;
 
-/* In the header each is one more than the one before it; only those with an answer are named. */
+/* In AMD's header, each attribute has the number of the previous attribute plus one. Only the
+   attributes that this library supports are listed here. */
 typedef enum {
     hipDeviceAttributeEccEnabled = 0, hipDeviceAttributeAsyncEngineCount = 2,
     hipDeviceAttributeCanMapHostMemory = 3, hipDeviceAttributeClockRate = 5,
@@ -327,7 +330,7 @@ typedef struct {
 } hipDeviceProp_t;
 #define hipGetDeviceProperties hipGetDevicePropertiesR0600
 
-/* those that another file calls */
+/* Entry points that are called by another source file than the one that defines them. */
 hipError_t hipGetDeviceProperties(hipDeviceProp_t *, int);
 hipError_t hipEventCreateWithFlags(hipEvent_t *, unsigned);
 hipError_t hipEventRecord(hipEvent_t, hipStream_t);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Boxes of rows and slices in linear memory, which HIP describes by structures. Arrays, of which
-   textures are made, are refused. */
+/* Copies and fills of two-dimensional and three-dimensional boxes in linear memory. Copies of HIP
+   arrays, which textures use, are refused. */
 #include "device.h"
 #include <string.h>
 
 struct side {
     void *start;
-    size_t pitch, height; /* bytes of a row, rows of a slice */
+    size_t pitch, height; /* pitch: bytes of a row; height: rows of a slice */
     size_t x, y, z;
 };
 
@@ -49,7 +49,8 @@ API(hipMemcpy3DAsync)(const hipMemcpy3DParms *p, hipStream_t stream) {
 }
 API(hipMemcpy3D)(const hipMemcpy3DParms *p) { return hipMemcpy3DAsync(p, NULL); }
 
-/* A side of the driver's structures: which pointer counts is said by the type. */
+/* Describes the source or the destination of a copy of the driver interface. The memory type
+   decides whether the host pointer or the device pointer is used. */
 static hipError_t side_of(struct side *s, hipMemoryType type, const void *host,
                           hipDeviceptr_t device, size_t pitch, size_t height) {
     if (type == hipMemoryTypeArray) return device_lacks("a copy of an array");

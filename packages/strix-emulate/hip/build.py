@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compiles libamdhip64.so.7 from this folder, and tells what it serves.
+"""Compile libamdhip64.so.7 from this folder, or print the state of its entry points.
 
-Heeds $CC, $CFLAGS and $LDFLAGS.
+The environment variables CC, CFLAGS and LDFLAGS are used as in other builds.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 NAME = "libamdhip64.so"
-#: HIP's functions have parameters that mean nothing here.
+#: Unused parameters are allowed, because some parameters of HIP's functions have no effect here.
 FLAGS = [
     "-std=gnu11",
     "-O2",
@@ -29,12 +29,14 @@ FLAGS = [
 ]
 _DEFINED = re.compile(r"^(API|HINT|API_OF)\(\s*(?:[^,()]+,\s*)?(\w+)\)", re.M)
 _STATES = {
-    "served": "does what HIP does: each name of [hip.map](hip.map) that is not below",
-    "hint": "accepted, without effect here",
-    "absent": "returns hipErrorNotSupported, as AMD's runtime does",
-    "refused": "returns hipErrorNotSupported and prints its name; all later calls fail",
+    "served": "these entry points do what HIP does: all names in [hip.map](hip.map) that are not "
+    "listed below",
+    "hint": "these entry points return hipSuccess and have no effect",
+    "absent": "these entry points return hipErrorNotSupported, as in AMD's runtime",
+    "refused": "these entry points print their names and return hipErrorNotSupported; all later "
+    "calls fail",
 }
-#: Those that clr's sources refuse always.
+#: Entry points that always return hipErrorNotSupported in clr's sources.
 _ABSENT = {
     "hipCtxGetApiVersion",
     "hipCtxGetCacheConfig",
@@ -46,7 +48,7 @@ _ABSENT = {
 
 
 def states() -> dict[str, str]:
-    """The state of every exported name, from the sources and the version script."""
+    """Return the state of each name in the version script, according to the sources."""
     exported = re.findall(r"^    (\w+);$", (HERE / "hip.map").read_text(), re.M)
     found = {name: "absent" if name in _ABSENT else "refused" for name in exported}
     for source in sorted(HERE.glob("*.c")):
@@ -56,19 +58,25 @@ def states() -> dict[str, str]:
 
 
 def _per_thread(found: dict[str, str]) -> dict[str, str]:
-    """Names for programs whose default stream is each thread's own, and what does the same here,
-    where no stream waits for another."""
+    """Return names of entry points that do the same as another one, with the name of that one.
+
+    Names that end in `_spt` are for programs in which each thread has a default stream of its own.
+    This makes no difference here, because no stream waits for another.
+    """
     pairs = {name: name.removesuffix("_spt") for name in found if name.endswith("_spt")}
     return {name: plain for name, plain in pairs.items() if found.get(plain) in ("served", "hint")}
 
 
 def table() -> str:
-    """ENTRY_POINTS.md: how many names have each state, and which are not served."""
+    """Return the text of ENTRY_POINTS.md: number and names of the entry points in each state.
+
+    The names of the served entry points are left out.
+    """
     found = states()
     lines = [
         "# Entry points of the stand-in libamdhip64.so.7",
         "",
-        "Written by `python hip/build.py --table`; a test compares it with the sources.",
+        "`python hip/build.py --table` prints this page. A test compares it with the sources.",
         "",
     ]
     for state, meaning in _STATES.items():
@@ -81,8 +89,9 @@ def table() -> str:
 
 
 def targets() -> str:
-    """The table of GPUs, as device.h declares it, from the emulator's own."""
-    # in its source tree it need not be installed
+    """Return a C file with the table of GPUs that device.h declares."""
+    # The emulator's sources have the table. They are imported from this checkout, because the
+    # emulator may not be installed.
     sys.path.append(str(HERE.parent / "src"))
     from strix_emulate.code.target import TARGETS
 
@@ -111,7 +120,11 @@ def targets() -> str:
 
 
 def build(folder: Path) -> Path:
-    """Raises CalledProcessError if the compiler fails."""
+    """Compile the library into a folder, and return its path.
+
+    Raises:
+        CalledProcessError: The compiler failed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     refusals = folder / "refusals.c"
     answers = {"refused": 'device_refuse("{0}")', "absent": "device_without()"}
@@ -166,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument(
-        "folder", type=Path, nargs="?", help="gets the library and its link, libamdhip64.so"
+        "folder", type=Path, nargs="?", help="folder for the library and its link libamdhip64.so"
     )
     wanted.add_argument("--table", action="store_true", help="print ENTRY_POINTS.md")
     options = parser.parse_args()

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Streams that are captured: their work becomes nodes of a graph. An event that is recorded in one
-   and waited for in another stream takes that one into the capture. */
+/* Stream capture: the work of a captured stream becomes nodes of a graph. If a captured stream
+   records an event and another stream waits for the event, the other stream joins the capture. */
 #include "device.h"
 #include <stdlib.h>
 #include <string.h>
 
 static unsigned long long numbers = 1;
 
-/* Replaces what the next node of a stream depends on, or adds to it. */
+/* Sets the nodes on which the next node of a stream depends, or adds nodes to them if add is
+   true. */
 static bool follow(struct tail *tail, const hipGraphNode_t *nodes, size_t count, bool add) {
     size_t kept = add ? tail->count : 0;
     hipGraphNode_t *more = malloc((kept + count + 1) * sizeof *more);
@@ -72,7 +73,7 @@ API(hipStreamBeginCapture)(hipStream_t stream, hipStreamCaptureMode mode) {
     LEAVE(hipSuccess);
 }
 
-/* Whether a stream's last node comes before what the first stream ends with. */
+/* Returns whether a node is one of the nodes in end, or one of them depends on the node. */
 static bool is_joined(const struct tail *end, hipGraphNode_t node) {
     for (size_t i = 0; i < end->count; i++) {
         struct tail before = {end->nodes[i]->dependencies, end->nodes[i]->dependency_count};
@@ -122,7 +123,8 @@ API(hipStreamGetCaptureInfo)(hipStream_t stream, hipStreamCaptureStatus *status,
 API(hipStreamIsCapturing)(hipStream_t stream, hipStreamCaptureStatus *status) {
     return hipStreamGetCaptureInfo_v2(stream, status, NULL, NULL, NULL, NULL);
 }
-/* flags: 0 adds to what the next node depends on, 1 replaces it */
+/* With flags 0, the nodes are added to the dependencies of the stream's next node. With flags 1,
+   they replace the dependencies. */
 API(hipStreamUpdateCaptureDependencies)(hipStream_t stream, hipGraphNode_t *nodes, size_t count,
                                         unsigned flags) {
     ENTER();
@@ -134,7 +136,7 @@ API(hipStreamUpdateCaptureDependencies)(hipStream_t stream, hipGraphNode_t *node
     LEAVE(follow(&stream->tail, nodes, count, !flags) ? hipSuccess : hipErrorOutOfMemory);
 }
 
-/* What other threads may do during a capture: they may do all here. */
+/* The mode has no effect here: during a capture, other threads may call every function. */
 API(hipThreadExchangeStreamCaptureMode)(hipStreamCaptureMode *mode) {
     static _Thread_local hipStreamCaptureMode held = hipStreamCaptureModeGlobal;
     ENTER();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* How many devices there are, which one is a thread's, contexts, and peers. All devices are alike
-   and have the same memory, as if several GPUs were in one APU. */
+/* The number of devices, the current device of a thread, contexts, and peer access. All devices
+   have the same properties and share one memory, as if several GPUs were in one APU. */
 #include "device.h"
 #include <stddef.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #define MOST 16
 static char contexts[MOST];
 static _Thread_local int current;
-static unsigned peers[MOST]; /* by device: bits of those whose memory it may use */
+static unsigned peers[MOST]; /* by device: bit mask of the devices whose memory it may access */
 
 static hipCtx_t context_of(int device) { return (hipCtx_t)(contexts + device); }
 
@@ -52,7 +52,7 @@ API(hipSetValidDevices)(int *devices, int count) {
     return hipSuccess;
 }
 
-/* Each device has one context. */
+/* Each device has exactly one context. */
 API(hipCtxGetCurrent)(hipCtx_t *context) {
     ANSWER(context, hipErrorInvalidValue);
     *context = context_of(current);
@@ -123,7 +123,7 @@ API(hipDeviceGetP2PAttribute)(int *value, hipDeviceP2PAttr attribute, int device
              attribute == hipDevP2PAttrNativeAtomicSupported;
     return hipSuccess;
 }
-/* HSA's number for PCIe */
+/* The link type is 2, HSA's number for PCIe. */
 API(hipExtGetLinkTypeAndHopCount)(int device, int peer, uint32_t *type, uint32_t *hops) {
     ANSWER(type && hops, hipErrorInvalidValue);
     ANSWER(are_peers(device, peer), hipErrorInvalidDevice);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The lock of all entry points, the error that each thread got last, their names, and what the
-   runtime has to say. */
+/* The lock of all entry points, the last error of each thread, the names and texts of errors, and
+   the output of the runtime's messages. */
 #define _GNU_SOURCE
 #include "errors.h"
 #include <pthread.h>
@@ -17,7 +17,8 @@ void device_own(void) { owner = getpid(); }
 
 hipError_t device_enter(void) {
     pthread_mutex_lock(&lock);
-    /* a forked child shares the memory and the socket, and would corrupt both */
+    /* A forked child must not use the device: it shares the memory and the socket with its parent,
+       and would corrupt both. */
     return owner && owner != getpid() ? hipErrorNotInitialized : broken;
 }
 

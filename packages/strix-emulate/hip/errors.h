@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* How an entry point begins and ends: it holds one lock from ENTER to LEAVE. */
+/* Macros for entry points, and the handling of errors. An entry point holds the library's only lock
+   from ENTER to LEAVE. */
 #pragma once
 #include "abi.h"
 
-/* Entry points by state (build.py reads these words): API does what HIP does; HINT is accepted
-   and has no effect here. */
+/* An entry point that is defined with API does what HIP does. An entry point that is defined with
+   HINT succeeds without an effect. build.py finds both kinds by these names in the sources. */
 #define API_OF(type, name) __attribute__((visibility("default"))) type name
 #define API(name) API_OF(hipError_t, name)
 #define HINT(name) API(name)
 
-/* Takes the lock; the error of a device that can no longer be used, if any. */
+/* Takes the lock. Returns the error that all calls return since the device failed, or
+   hipSuccess. */
 hipError_t device_enter(void);
-/* From here on the device is this process's: what it forked before may have one of its own. */
+/* Makes this process the owner of the device. A child that is forked from now on cannot use the
+   device. A child that was forked earlier may create a device of its own. */
 void device_own(void);
 /* Releases the lock, remembers an error for hipGetLastError, and returns it. */
 hipError_t device_leave(hipError_t error);
 /* Makes all later calls fail with this error. */
 void device_fail(hipError_t error);
-/* Refuses what a GPU would do: says so, and no later call succeeds, so that a caller who ignores
-   the error does not compute with what was not done. */
+/* Refuses an operation that a GPU supports and this library does not. Prints a message, and makes
+   all later calls fail, so that a program that ignores the error gets no wrong results. */
 __attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format, ...);
 #define ENTER()                                  \
     do {                                         \
@@ -30,7 +33,7 @@ __attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format
     do {                                              \
         if (!(condition)) return device_leave(error); \
     } while (0)
-/* All that an entry point does which answers at once. */
+/* The body of an entry point that only checks a condition and returns a result. */
 #define CHECKED(condition, error, result) \
     do {                                  \
         ENTER();                          \
@@ -39,7 +42,8 @@ __attribute__((format(printf, 1, 2))) hipError_t device_lacks(const char *format
     } while (0)
 __attribute__((format(printf, 1, 2))) void device_say(const char *format, ...);
 
-/* For what needs no memory and no server: the error, remembered. */
+/* For entry points that use neither device memory nor the server: remembers the error for
+   hipGetLastError, and returns it. */
 hipError_t device_answer(hipError_t error);
 #define ANSWER(condition, error)                       \
     do {                                               \

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the library exports beside HIP's interface: programs import it though few call it. */
+/* Functions that AMD's library exports although they are not part of HIP's interface. Programs
+   import them, but few programs call them. */
 #include "device.h"
 #include <string.h>
 
-/* Conversions that clang calls where the processor has none. */
+/* Conversions of float16. clang calls them if the processor has no instruction for the
+   conversion. */
 API_OF(float, __gnu_h2f_ieee)(unsigned short bits) {
     _Float16 half;
     memcpy(&half, &bits, sizeof half);
@@ -16,18 +18,18 @@ API_OF(unsigned short, __gnu_f2h_ieee)(float value) {
     return bits;
 }
 
-/* Headers that were compiled before: none, as in builds of AMD's library without them. */
+/* Returns no precompiled header, like builds of AMD's library without one. */
 API_OF(void, __hipGetPCH)(const char **header, unsigned *size) {
     *header = NULL;
     *size = 0;
 }
 
-/* What a debugger tells one build from another by. */
+/* The names and numbers by which a debugger identifies a build. */
 API_OF(const char *, amd_dbgapi_get_build_name)(void) { return "strix-emulate"; }
 API_OF(const char *, amd_dbgapi_get_git_hash)(void) { return ""; }
 API_OF(size_t, amd_dbgapi_get_build_id)(void) { return 0; }
 
-/* Of a tracer's numbers of commands; no tracer is served. */
+/* Tracers ask for the name of a command. This library supports no tracers, so no name is known. */
 API_OF(const char *, hipGetCmdName)(uint32_t number) { return "unknown"; }
 
 API_OF(hipChannelFormatDesc, hipCreateChannelDesc)(int x, int y, int z, int w,
@@ -35,7 +37,8 @@ API_OF(hipChannelFormatDesc, hipCreateChannelDesc)(int x, int y, int z, int w,
     return (hipChannelFormatDesc){x, y, z, w, kind};
 }
 
-/* As C++ programs of HIP before 4 import them. */
+/* The C++ name by which programs built with HIP before version 4 import
+   hipExtModuleLaunchKernel. */
 API_OF(
     hipError_t,
     _Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Graphs as data: nodes of work, what they depend on, and the objects that they keep alive. Work
-   may be a graph, so what copies and frees work is here as well. */
+/* The data structure of graphs: nodes with their work and their dependencies, and the user objects
+   that a graph keeps alive. The work of a node may itself be a graph, so the functions that copy
+   and free work are in this file too. */
 #include "device.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Graphs that a program builds node by node. */
+/* Entry points with which a program builds a graph node by node. */
 #include "device.h"
 #include <stdlib.h>
 
@@ -79,7 +79,7 @@ API(hipGraphAddEventRecordNode)(hipGraphNode_t *node, hipGraph_t graph, const hi
 }
 API(hipGraphAddEventWaitNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
                               size_t count, hipEvent_t event) {
-    /* what is recorded has happened */
+    /* A recorded event has always happened, so the wait is an empty node. */
     return hipGraphAddEmptyNode(node, graph, after, count);
 }
 API(hipGraphAddChildGraphNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
@@ -90,7 +90,8 @@ API(hipGraphAddChildGraphNode)(hipGraphNode_t *node, hipGraph_t graph, const hip
     REQUIRE(copy, hipErrorOutOfMemory);
     LEAVE(add(node, graph, after, count, (struct work){.kind = WORK_GRAPH, .graph = copy}));
 }
-/* The address is known at once; there is memory from each time that the node is done. */
+/* The address is reserved when the node is added. It has memory only after a launch of the graph
+   has executed the node. */
 API(hipGraphAddMemAllocNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
                              size_t count, hipMemAllocNodeParams *p) {
     ENTER();

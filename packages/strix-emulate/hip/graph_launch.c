@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Graphs that can be launched. */
+/* Executable graphs: instantiation, launch and update. */
 #include "device.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* work in order, and the nodes that it is of */
+/* graph: a copy of the instantiated graph, with the nodes in the order of execution.
+   origins: for each node of the copy, the node of the instantiated graph. */
 struct hipGraphExec {
     hipGraph_t graph;
     hipGraphNode_t *origins;
-    bool frees; /* what it allocated before, at each launch */
+    bool frees; /* whether a launch first frees the memory that an earlier launch allocated */
     hipGraphExec_t next;
 };
 static hipGraphExec_t executables;
@@ -79,7 +80,7 @@ API(hipGraphExecKernelNodeSetParams)(hipGraphExec_t graph, hipGraphNode_t node,
     LEAVE(hipErrorInvalidValue);
 }
 
-/* Whether nodes at the same place of two graphs come after the same places. */
+/* Returns whether the nodes at a place in two graphs depend on the nodes at the same places. */
 static bool are_alike(hipGraph_t a, hipGraph_t b, size_t place) {
     hipGraphNode_t one = a->nodes[place], other = b->nodes[place];
     if (one->dependency_count != other->dependency_count) return false;
@@ -88,7 +89,8 @@ static bool are_alike(hipGraph_t a, hipGraph_t b, size_t place) {
     return true;
 }
 
-/* Why a graph's work cannot take the place of another's, and at which node. */
+/* Returns the reason why a graph's work cannot replace that of another graph, or success. Sets
+   wrong to the node that was compared last, which is the differing node if the comparison fails. */
 static hipGraphExecUpdateResult compare(hipGraph_t now, hipGraph_t wanted, hipGraphNode_t *wrong) {
     if (now->count != wanted->count) return hipGraphExecUpdateErrorTopologyChanged;
     for (size_t i = 0; i < now->count; i++) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Memory that graphs allocate: the address is a node's as long as any graph has the node. */
+/* Memory that graphs allocate. The address of an allocation node stays reserved as long as any
+   graph has the node. */
 #include "device.h"
 #include <stdlib.h>
 
@@ -57,7 +58,7 @@ API(hipDeviceGetGraphMemAttribute)(int device, hipGraphMemAttributeType attribut
     }
     LEAVE(hipSuccess);
 }
-/* The highest alone can be set: to what it is now. */
+/* Only the two high-water marks can be set. Setting one to 0 resets it to the current value. */
 API(hipDeviceSetGraphMemAttribute)(int device, hipGraphMemAttributeType attribute, void *value) {
     ENTER();
     REQUIRE(device_exists(device), hipErrorInvalidDevice);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What graphs are asked, edges, and what they keep alive. */
+/* Queries of graphs, changes of their edges, and user objects. */
 #include "device.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Gives an array as HIP does: its size alone where there is no room for it. */
+/* Returns an array as HIP does. If to is NULL, only the number of elements is returned. */
 static hipError_t give(hipGraphNode_t *to, size_t *room, hipGraphNode_t *found, size_t count) {
     if (to)
         for (size_t i = 0; i < *room; i++) to[i] = i < count ? found[i] : NULL;
@@ -133,7 +133,7 @@ API(hipGraphChildGraphNodeGetGraph)(hipGraphNode_t node, hipGraph_t *graph) {
             (*graph = node->work.graph, hipSuccess));
 }
 
-/* A picture in the language of Graphviz. */
+/* Writes the graph as a file for Graphviz. */
 API(hipGraphDebugDotPrint)(hipGraph_t graph, const char *path, unsigned flags) {
     static const char *const names[] = {"nothing", "",      "copy",       "fill", "call",
                                         "event",   "graph", "allocation", "free"};
@@ -154,7 +154,8 @@ API(hipGraphDebugDotPrint)(hipGraph_t graph, const char *path, unsigned flags) {
     LEAVE(fclose(file) ? hipErrorUnknown : hipSuccess);
 }
 
-/* Objects of the user that live as long as a graph refers to them. */
+/* Creates an object of the user, which exists as long as the caller or a graph has references to
+   it. */
 API(hipUserObjectCreate)(hipUserObject_t *made, void *data, hipHostFn_t destroy, unsigned count,
                          unsigned flags) {
     ENTER();
@@ -171,7 +172,7 @@ API(hipUserObjectRetain)(hipUserObject_t object, unsigned count) {
 API(hipUserObjectRelease)(hipUserObject_t object, unsigned count) {
     CHECKED(object && count, hipErrorInvalidValue, (graph_release(object, count), hipSuccess));
 }
-/* flags 1: the caller's references become the graph's */
+/* With flags 1, references of the caller move to the graph. Otherwise the graph gets new ones. */
 API(hipGraphRetainUserObject)(hipGraph_t graph, hipUserObject_t object, unsigned count,
                               unsigned flags) {
     ENTER();

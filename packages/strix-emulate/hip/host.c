@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Pinning of host memory that exists: its pages become pages of the pool, at the same addresses. */
+/* Pinning of existing host memory: its pages are replaced by pages of the pool at the same
+   addresses. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <stdio.h>
@@ -8,8 +9,8 @@
 #include <sys/mman.h>
 
 #define PAGE 4096ull
-/* Pages in a row that came into the pool together; ranges may have their first or last page in
-   common with others. */
+/* Consecutive pages that were moved into the pool together. Several pinned ranges may share such
+   pages, because a range may begin or end in the middle of a page. */
 struct backing {
     char *start;
     size_t size, users;
@@ -32,7 +33,7 @@ static struct backing *backing_at(const char *page) {
     return FIND(backings, page >= it->start && page < it->start + it->size);
 }
 
-/* Whether the kernel maps all of it for this process alone, to be read and written. */
+/* Returns whether all of the memory is mapped privately by this process, readable and writable. */
 static bool is_private(const char *start, const char *end) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512], rights[5];
@@ -64,11 +65,11 @@ static hipError_t back(char *start, size_t size) {
     return hipSuccess;
 }
 
-/* Pages of the process's own again, with what stands in them. */
+/* Replaces pages of the pool by private pages of the process with the same content. */
 static void give_back(struct backing *b) {
     struct backing **at = PLACE(backings, it == b);
     void *own = mmap(NULL, b->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (own == MAP_FAILED) return; /* they stay in the pool */
+    if (own == MAP_FAILED) return; /* the pages stay in the pool */
     memcpy(own, b->start, b->size);
     mremap(own, b->size, b->size, MREMAP_MAYMOVE | MREMAP_FIXED, b->start);
     pool_free(b->in_pool, KIND_REGISTERED);
@@ -80,7 +81,8 @@ static struct range **range_at(const char *p) {
     return PLACE(ranges, p >= it->start && p < it->start + it->size);
 }
 
-/* For each part of a range that has pages of its own: shows it, or releases it. */
+/* For each part of a range that lies in one backing: adds a view of the part if add is true, or
+   releases the part otherwise. */
 static bool each_part(char *start, char *end, bool add) {
     bool right = true;
     for (char *at = start; at < end;) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Memory and events of other processes on the emulated device: their pool is mapped behind our own,
-   here and in the server. */
+/* Memory and events of other processes on the emulated device. Allocations in the pool of another
+   process are mapped at addresses above our own pool, both in this process and in its server. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <fcntl.h>
@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #define MAGIC "strix-1"
-/* What a handle's 64 bytes hold: an allocation in the pool that is open as `file` in the process.
- */
+/* The content of the 64 bytes of a memory handle: an allocation in the pool of the process with the
+   number `process`. That process has the pool open as the file descriptor `file`. */
 struct shared {
     char magic[8];
     int32_t process, file;
@@ -90,7 +90,8 @@ API(hipIpcCloseMemHandle)(void *p) {
     LEAVE(hipSuccess);
 }
 
-/* What was recorded before the handle was given away has happened. */
+/* A handle has no reference to its event, because an event that was recorded has already
+   happened. */
 API(hipIpcGetEventHandle)(hipIpcEventHandle_t *handle, hipEvent_t event) {
     ENTER();
     REQUIRE(handle && event_is_valid(event) && event->flags & hipEventInterprocess,

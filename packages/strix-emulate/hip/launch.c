@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Launches, and what kernels say of themselves. */
+/* Launches, and queries of the attributes and the occupancy of kernels. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <string.h>
@@ -44,7 +44,7 @@ API(hipDrvLaunchKernelEx)(const HIP_LAUNCH_CONFIG *c, hipFunction_t f, void **va
                   (dim3){c->blockDimX, c->blockDimY, c->blockDimZ}, c->sharedMemBytes, c->hStream,
                   values, extra, false);
 }
-/* Sizes in threads, not workgroups. */
+/* x, y and z are the size of the grid in threads, not in workgroups. */
 API(hipExtModuleLaunchKernel)(hipFunction_t f, uint32_t x, uint32_t y, uint32_t z, uint32_t bx,
                               uint32_t by, uint32_t bz, size_t lds, hipStream_t stream,
                               void **values, void **extra, hipEvent_t start, hipEvent_t stop,
@@ -127,7 +127,7 @@ API(hipFuncGetAttribute)(int *value, hipFunction_attribute attribute, hipFunctio
     LEAVE(hipSuccess);
 }
 
-/* Workgroups that a workgroup processor holds: by waves, registers and LDS. */
+/* Returns how many workgroups fit on a workgroup processor, limited by waves, registers and LDS. */
 static int resident(hipFunction_t function, int threads, size_t lds) {
     const struct function_reply *facts = &function->facts;
     if (threads <= 0 || (uint32_t)threads > facts->max_threads) return 0;
@@ -168,7 +168,8 @@ API(hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)(int *groups, const vo
     return hipOccupancyMaxActiveBlocksPerMultiprocessor(groups, host, threads, lds);
 }
 
-/* The most threads per workgroup that run, and the workgroups that fill the device. */
+/* Returns the largest number of threads in a workgroup that can run, and the number of such
+   workgroups that fit on the device at a time. */
 static hipError_t potential(int *grid, int *block, hipFunction_t function, size_t lds, int limit) {
     int threads = (int)function->facts.max_threads;
     if (limit > 0 && limit < threads) threads = limit;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* HIP's libraries: modules by another name, and their kernels. */
+/* The interface hipLibrary. A library is a module here. */
 #include "device.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* Options for a compiler, which there is none of. HIP 7.1 declares them with a pointer more. */
+/* The options are for a compiler, and have no effect because this library has none. HIP 7.1
+   declares them with one more level of pointers. */
 #if defined(HIP_VERSION) && HIP_VERSION < 70200000
 typedef hipJitOption **jit_options;
 typedef hipLibraryOption **library_options;
@@ -31,7 +32,8 @@ API(hipLibraryGetKernel)(hipKernel_t *kernel, hipLibrary_t library, const char *
             module_function((hipFunction_t *)kernel, (hipModule_t)library, name));
 }
 
-/* Fills so many handles, in the order of names, and says how many there are. */
+/* Writes the handles of at most `room` kernels, in the order of their names. Sets count to the
+   number of kernels in the module. */
 static hipError_t enumerate(hipModule_t module, hipFunction_t *kernels, unsigned room,
                             unsigned *count) {
     char *names;

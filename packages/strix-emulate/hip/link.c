@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The emulator's process: started at the first use, spoken to over a socket pair. It ends when the
-   client's end of the socket closes, however the client ends; if it ends first, the device is lost
-   and every later call says so. */
+/* The connection to the server, which is the emulator's process. The server is started at the first
+   use of the device, and communicates with this process over a pair of sockets. It ends when this
+   process closes its socket, in whatever way this process ends. If the server ends first, the
+   device is lost, and every later call fails. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <errno.h>
@@ -43,7 +44,7 @@ static hipError_t lost(const char *why) {
     return hipErrorUnknown;
 }
 
-/* A reply's bytes, or its error. */
+/* Receives a reply. Returns its bytes in data, or returns its error. */
 static hipError_t receive(void **data, size_t *size) {
     struct reply head;
     if (!receive_all(&head, sizeof head)) return lost("the emulator's process has ended");
@@ -66,8 +67,9 @@ static hipError_t receive(void **data, size_t *size) {
     return hipSuccess;
 }
 
-/* In a child between fork and exec: only what is safe there. The server gets the socket as 3 and
-   the pool as 4, no other file of the client's, and writes to standard error alone. */
+/* Executes the server in a forked child. Only functions that are safe between fork and exec are
+   called. The server gets the socket as file descriptor 3 and the pool as 4, and no other file of
+   the client. Its standard output goes to standard error. */
 static void become_server(int socket, int pool, char **arguments, char **environment) {
     socket = fcntl(socket, F_DUPFD, 10);
     pool = fcntl(pool, F_DUPFD, 10);
@@ -92,14 +94,16 @@ static hipError_t start(void) {
                          "3",
                          "4",
                          NULL};
-    /* without what is preloaded into the client: this library, or a sanitizer's */
+    /* Remove LD_PRELOAD: the server must not load the libraries that are preloaded into the client,
+       which are this library or that of a sanitizer. */
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
     char **environment = calloc(count + 1, sizeof *environment);
     if (!environment) return hipErrorOutOfMemory;
     for (size_t i = 0; i < count; i++)
         if (strncmp(environ[i], "LD_PRELOAD=", 11)) environment[kept++] = environ[i];
-    /* twice, so that the server is no child of the client, which may wait for any child */
+    /* Fork twice, so that the server is not a child of the client. The client may wait for any of
+       its children, and would then wait for the server. */
     pid_t child = fork();
     if (!child) {
         if (!fork()) become_server(ends[1], pool_file(), arguments, environment);

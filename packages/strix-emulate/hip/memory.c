@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Allocation, copies, fills, and questions about pointers. All memory is shared by host and
-   device, and everything is done when its call returns. */
+/* Allocation, copies, fills, and queries of pointers. Host and device share all memory, and each
+   operation is complete when its call returns. */
 #include "device.h"
 #include <string.h>
 
@@ -41,7 +41,7 @@ API(hipFree)(void *p) { return release(p, KIND_DEVICE | KIND_MANAGED); }
 API(hipHostFree)(void *p) { return release(p, KIND_HOST); }
 API(hipFreeHost)(void *p) { return release(p, KIND_HOST); }
 
-/* Rows of width bytes; one row is a plain copy. */
+/* Copies `height` rows of `width` bytes. A copy without rows has the height 1. */
 static hipError_t copy(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                        size_t height, hipMemcpyKind kind, hipStream_t stream) {
     ENTER();
@@ -142,7 +142,8 @@ API(hipMemset2D)(void *to, size_t pitch, int value, size_t width, size_t height)
     return hipMemset2DAsync(to, pitch, value, width, height, NULL);
 }
 
-/* Memory and streams of the current device go; code stays, with its variables. */
+/* Removes the streams and frees the memory of the current device. Loaded code and its variables
+   stay. */
 API(hipDeviceReset)(void) {
     ENTER();
     for (hipStream_t next, s = stream_first(); s; s = next) {
@@ -188,7 +189,7 @@ API(hipPointerGetAttributes)(hipPointerAttribute_t *attributes, const void *p) {
         attributes->hostPointer = type_of(entry) != hipMemoryTypeDevice ? (void *)p : NULL;
         attributes->isManaged = (entry->kind & KIND_MANAGED) != 0;
     } else {
-        attributes->device = -2; /* as HIP names the device of memory that it does not know */
+        attributes->device = -2; /* HIP's device number for memory that it does not know */
     }
     LEAVE(hipSuccess);
 }

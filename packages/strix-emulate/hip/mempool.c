@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Memory pools: names for the device's one memory, and what was allocated by each of them. Nothing
-   is kept in them: what is freed is the device's at once, whatever the threshold. */
+/* HIP's memory pools. All of them allocate from the device's only memory, and each counts its own
+   allocations. They keep no freed memory: a free returns the memory to the device at once, whatever
+   the release threshold is. */
 #include "device.h"
 #include <stdlib.h>
 
 #define DEVICES 16
-/* number: as the table of allocations has it; reuse, threshold: what was set last */
+/* number: the pool's number in the table of allocations. reuse, threshold: the values that the
+   program has set, which have no effect. */
 struct ihipMemPoolHandle_t {
     int device;
     unsigned number;
@@ -55,7 +57,7 @@ API(hipMemPoolDestroy)(hipMemPool_t pool) {
     free(pool);
     LEAVE(hipSuccess);
 }
-/* All devices have the same memory. */
+/* Setting the access has no effect: all devices share one memory, so each device can access it. */
 API(hipMemPoolSetAccess)(hipMemPool_t pool, const hipMemAccessDesc *access, size_t count) {
     CHECKED(pool_is_valid(pool) && access && count, hipErrorInvalidValue, hipSuccess);
 }
@@ -79,7 +81,7 @@ API(hipDeviceSetMemPool)(int device, hipMemPool_t pool) {
     LEAVE(hipSuccess);
 }
 
-/* In a captured stream, an allocation is a node of the graph. */
+/* Allocates memory. If the stream is captured, adds an allocation node to the graph instead. */
 static hipError_t allocate(void **p, size_t size, hipMemPool_t pool, hipStream_t stream) {
     if (capture_of(stream)) {
         hipError_t error = region_make(p, size);
@@ -111,7 +113,8 @@ API(hipFreeAsync)(void *p, hipStream_t stream) {
     LEAVE(work_submit(stream, &work));
 }
 
-/* Whether memory may be used again: the three attributes that a pool only remembers. */
+/* Returns the place of one of the three attributes that control the reuse of memory, or NULL for
+   other attributes. A pool stores these attributes, but they have no effect. */
 static int *reuse_of(hipMemPool_t pool, hipMemPoolAttr attribute) {
     unsigned which = attribute - hipMemPoolReuseFollowEventDependencies;
     return which < sizeof pool->reuse / sizeof *pool->reuse ? &pool->reuse[which] : NULL;
@@ -132,7 +135,8 @@ API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
     }
     LEAVE(hipSuccess);
 }
-/* Of what is counted, the highest alone can be set: to what it is now. */
+/* Of the counters, only the two high-water marks can be set. Setting one resets it to the current
+   value. */
 API(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
     ENTER();
     REQUIRE(pool_is_valid(pool) && value, hipErrorInvalidValue);

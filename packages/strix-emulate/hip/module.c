@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Modules, their kernels and variables, and launches. */
+/* Modules, with their kernels and variables, and the arguments of launches. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <dlfcn.h>
@@ -25,8 +25,9 @@ static uint64_t read_int(const char *at, int size) {
     return value;
 }
 
-/* Bytes of an ELF file, clang's offload bundle, or a compressed one, as their headers say (ELF-64;
-   ClangOffloadBundler: "Bundled Binary File Layout", "Compressed Bundle"); 0: none of these. */
+/* Returns the size in bytes of an ELF file or of clang's offload bundle, plain or compressed. The
+   size comes from the headers. Returns 0 for any other data. Sources: ELF-64;
+   ClangOffloadBundler, "Bundled Binary File Layout" and "Compressed Bundle". */
 size_t module_image_size(const void *image) {
     const char *p = image;
     if (!memcmp(p, "\177ELF\2", 5)) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Device memory: one file in memory that client and server map. Addresses of allocations are valid
-   on the host, too. A table in its first bytes says what is allocated. */
+/* The pool: device memory, which is a file in memory that client and server both map. The host can
+   use the addresses of allocations, too. The first bytes of the pool are a table of the
+   allocations. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <errno.h>
@@ -10,12 +11,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Allocations start at a page, and at least a page of nothing lies behind each, so that a kernel
-   that runs over an end is caught. */
+/* An allocation starts at a page boundary. At least one unallocated page follows it, so that a
+   kernel that accesses memory past the end of an allocation traps. */
 #define PAGE 4096ull
 #define DEFAULT_SIZE (8ull << 30)
-/* New memory is not zero, as on a GPU: NaN in float32 and float16. Above this size it is zero,
-   since filling it would take the machine's memory. */
+/* As on a GPU, new memory is not zero. It is filled with this value, which is NaN in float32 and in
+   float16. An allocation of more than POISON_LIMIT bytes is not filled and is zero, because filling
+   it would take up the machine's memory. */
 #define POISON 0x7FB57FB5u
 #define POISON_LIMIT (256ull << 20)
 
@@ -70,11 +72,12 @@ hipError_t pool_map(void) {
 
 static size_t round_up(size_t value) { return (value + PAGE - 1) / PAGE * PAGE; }
 
-/* What was freed last is not given out again for a while, so that a kernel that still uses it is
-   caught: up to so many bytes and ranges, and not where memory is short. */
+/* Limits of the freed memory that is not allocated again yet, so that a kernel that still uses it
+   traps. Only the ranges that were freed last are kept. If there is no other room for an
+   allocation, none are kept. */
 #define KEPT_BYTES (64ull << 20)
 #define KEPT_RANGES 256
-static struct pool_view kept[KEPT_RANGES]; /* a ring, the oldest first */
+static struct pool_view kept[KEPT_RANGES]; /* a ring buffer; kept_first is the oldest range */
 static size_t kept_first, kept_count, kept_bytes;
 
 static void keep(uint64_t offset, size_t size) {
@@ -88,7 +91,7 @@ static void keep(uint64_t offset, size_t size) {
     }
 }
 
-/* Where so many bytes fit; 0: nowhere. */
+/* Returns an offset at which `size` bytes are free, or 0 if there is no room. */
 static uint64_t fit(size_t size) {
     const struct pool_header *table = header();
     uint64_t start = POOL_HEAP, at = 0;
@@ -149,7 +152,7 @@ static bool in_pool(const void *address) {
     return base && (const char *)address >= base && (const char *)address < base + total + reach;
 }
 
-/* What lies there in the pool, whichever address shows it. */
+/* Returns the allocation at an address of the pool or of a view, or NULL. */
 const struct pool_entry *pool_find(const void *address) {
     const struct pool_view *view = view_find(address);
     if (view) address = base + view->offset + ((uint64_t)address - view->address);
@@ -182,7 +185,7 @@ bool pool_holds(const void *address, size_t size) {
     return size <= entry->offset + entry->size - (size_t)((const char *)address - base);
 }
 
-/* The allocation that starts at the address. */
+/* Returns the allocation that starts at the address, or NULL. */
 static struct pool_entry *starting(const void *address) {
     struct pool_entry *entry = in_pool(address) ? (struct pool_entry *)pool_find(address) : NULL;
     return entry && base + entry->offset == address ? entry : NULL;
@@ -245,7 +248,8 @@ void pool_assign(void *address, unsigned memory_pool) {
     if (entry) entry->memory_pool = (uint16_t)memory_pool;
 }
 
-/* An allocation of another process's pool, behind our own; places are not used again. */
+/* Maps an allocation of another process's pool at an address above our own pool. The address is not
+   used again after the allocation has been unmapped. */
 hipError_t pool_import(void **address, const char *path, uint64_t offset, size_t size) {
     hipError_t error = pool_map();
     if (error) return error;

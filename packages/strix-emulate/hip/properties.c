@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the device says of itself: versions, properties, limits, and where its entry points are. */
+/* Queries of versions, of the device's properties and limits, and of the addresses of entry
+   points. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <dlfcn.h>
@@ -7,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* HIP 7.2: major * 10^7 + minor * 10^5 + patch */
+/* The version of HIP as major * 10^7 + minor * 10^5 + patch: 7.2.0. */
 #define VERSION 70200000
-/* of the first device; the next ones are its neighbours */
+/* The PCI bus number of the first device. Each further device has the next number. */
 #define BUS 0xc5
 
 API(hipInit)(unsigned flags) {
@@ -26,14 +27,15 @@ const struct target *device_target(void) {
     static const struct target *found;
     if (found) return found;
     const char *wanted = getenv("STRIX_EMULATE_TARGET");
-    /* the server refuses a name that is none */
+    /* An unknown name gives the first target here. The server then refuses the name. */
     for (found = targets; found->name && wanted && strcmp(found->name, wanted); found++) {
     }
     return found = found->name ? found : targets;
 }
 
-/* LDS of a workgroup, L2, clock and limits as KFD's topology and clr's hip_device.cpp give them,
-   which on RDNA counts workgroup processors, two compute units each. The memory is the pool's. */
+/* LDS of a workgroup, L2, clock and limits have the values that KFD's topology and clr's
+   hip_device.cpp report. On RDNA, clr counts workgroup processors, which have two compute units
+   each. The size of the memory is that of the pool. */
 API(hipGetDevicePropertiesR0600)(hipDeviceProp_t *p, int device) {
     ANSWER(p, hipErrorInvalidValue);
     ANSWER(device_exists(device), hipErrorInvalidDevice);
@@ -104,7 +106,7 @@ API(hipDeviceGetAttribute)(int *value, hipDeviceAttribute_t attribute, int devic
         IS(WarpSize, warpSize); IS(MemoryPoolsSupported, memoryPoolsSupported);
         IS(MaxSharedMemoryPerMultiprocessor, maxSharedMemoryPerMultiProcessor);
     case hipDeviceAttributePhysicalMultiProcessorCount: *value = 2 * p.multiProcessorCount; break;
-    default: *value = 0; /* a feature that the device does not have, or textures */
+    default: *value = 0; /* textures, or a feature that the device does not have */
     }
     /* clang-format on */
     return hipSuccess;
@@ -144,7 +146,8 @@ API(hipDeviceGetByPCIBusId)(int *device, const char *text) {
     ANSWER(read == 2 && !domain && device_exists((int)bus - BUS), hipErrorInvalidDevice);
     return *device = (int)bus - BUS, hipSuccess;
 }
-/* As in clr: at most what a wave's scratch can have; the heap's first size is 8 MiB. */
+/* The initial limits are those of clr: 1024 bytes for a lane's stack, and 8 MiB for malloc's
+   heap. */
 static size_t stack = 1024, heap = 8 << 20;
 size_t device_stack(void) { return stack; }
 size_t device_heap(void) { return heap; }
@@ -176,7 +179,7 @@ API(hipGetProcAddress)(const char *name, void **address, int version, uint64_t f
     void *library = NULL;
     if (dladdr((void *)(uintptr_t)device_say, &self))
         library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    /* names whose meaning changed with HIP 6 */
+    /* HIP 6 changed the structure that this function returns, and renamed the function. */
     if (!strcmp(name, "hipGetDeviceProperties")) name = "hipGetDevicePropertiesR0600";
     *address = library ? dlsym(library, name) : NULL;
     if (library) dlclose(library);
@@ -186,8 +189,8 @@ API(hipGetProcAddress)(const char *name, void **address, int version, uint64_t f
     return hipSuccess;
 }
 
-/* For entry points that nothing here serves, and those that AMD's runtime refuses as well (build.py
-   makes them). */
+/* build.py generates the entry points that this library does not implement. They call
+   device_refuse, or device_without if AMD's runtime does not support them either. */
 hipError_t device_refuse(const char *name);
 hipError_t device_refuse(const char *name) {
     ENTER();

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What client and server say to each other: strix_emulate/device/protocol.py has the same numbers,
-   and a test compares them. All integers are little-endian. */
+/* The messages between client and server, and the layout of the pool, which is the memory that both
+   map. strix_emulate/device/protocol.py has the same numbers, and a test compares them. All
+   integers are little-endian. */
 #pragma once
 #include <stdint.h>
 
 #define PROTOCOL_VERSION 4
-/* Where the pool is in the client's address space: device addresses. */
+/* Address of the pool in the client. Device addresses are the client's addresses. */
 #define POOL_BASE 0x200000000000ull
-/* The pool: header and table, what a launch needs (arguments, packet), then allocations. */
+/* Layout of the pool: the header with the table of allocations, then the data of a launch
+   (arguments and dispatch packet) and the table of views, then the allocations. */
 #define POOL_LAUNCH (1ull << 20)
 #define POOL_HEAP (2ull << 20)
 #define POOL_VIEWS (POOL_LAUNCH + (768ull << 10))
 #define POOL_VIEW_COUNT ((POOL_HEAP - POOL_VIEWS) / sizeof(struct pool_view))
 #define POOL_ENTRIES ((POOL_LAUNCH - 64) / sizeof(struct pool_entry))
 
-/* PHYSICAL and REGISTERED are reached through views alone: memory that
-   hipMemCreate made, and the host's. FOREIGN is another process's. GRAPH is a graph's, and nobody's
-   unless it is DEVICE as well. */
+/* KIND_PHYSICAL is memory from hipMemCreate, and KIND_REGISTERED is pinned memory of the host. Both
+   can be accessed only through views. KIND_FOREIGN is memory of another process. KIND_GRAPH is
+   reserved for a graph, and is allocated only while it is KIND_DEVICE too. */
 enum pool_kind {
     KIND_DEVICE = 1,
     KIND_HOST = 2,
@@ -27,16 +29,17 @@ enum pool_kind {
     KIND_FOREIGN = 64,
     KIND_GRAPH = 128,
 };
-/* Behind the pool: what processes map of other processes' pools. */
+/* Bytes of address space above the pool, where memory of other processes' pools is mapped. */
 #define POOL_ROOM (1ull << 40)
-/* Bytes of the pool that stand at another address as well; sorted by it. access: 0 none, 1 only
-   reading, 3 all (hipMemAccessFlags). */
+/* A view: a part of the pool that has another address, too. The table of views is sorted by that
+   address. access: hipMemAccessFlags, where 0 is no access, 1 is reading, 3 is reading and
+   writing. */
 struct pool_view {
     uint64_t address, size, offset;
     uint32_t access, unused;
 };
-/* offset and size in bytes; the table is sorted by offset. The client writes it, and the server for
-   the heap of kernels, while the client waits. */
+/* An allocation. Offset and size are in bytes. The table is sorted by offset. The client writes the
+   table. The server writes it only to allocate the heap of kernels, while the client waits. */
 struct pool_entry {
     uint64_t offset, size;
     uint32_t kind;
@@ -61,17 +64,18 @@ struct request {
     uint32_t operation, unused;
     uint64_t size;
 };
-/* status is a hipError_t; with an error, the bytes that follow are a message, and lasting says that
-   every later call is to give it, as after a fault on a GPU */
+/* status: a hipError_t. If it is an error, the bytes behind the reply are a message. lasting:
+   whether every later call must return the error, as after a fault on a GPU. */
 struct reply {
     uint32_t status, lasting;
     uint64_t size;
 };
-/* The server's first message is a reply with this in it. */
+/* The server's first message is a reply with these bytes. */
 struct hello {
     uint32_t version, unused;
 };
-/* OP_LOAD: the path of the library or program that has the image, then the image */
+/* For OP_LOAD. Behind it follow the path of the library or program that contains the image, and the
+   image. */
 struct load_request {
     uint32_t origin_size, unused;
 };
@@ -83,11 +87,12 @@ struct place_request {
     uint32_t module, unused;
     uint64_t offset;
 };
-/* OP_UNLOAD, OP_KERNELS; OP_FUNCTION and OP_SYMBOL, with a name behind it */
+/* For OP_UNLOAD, OP_KERNELS, OP_FUNCTION and OP_SYMBOL. For the last two, a name follows. */
 struct module_request {
     uint32_t module, unused;
 };
-/* lds and scratch: bytes per workgroup and lane; waves: resident ones per SIMD by registers */
+/* lds: bytes per workgroup. scratch: bytes per lane. waves: number of waves for which a SIMD has
+   enough registers. */
 struct function_reply {
     uint32_t function, kernarg, lds, scratch, max_threads, vgprs, waves, arguments;
 };
@@ -97,11 +102,13 @@ struct function_argument {
 struct symbol_reply {
     uint64_t offset, size;
 };
-/* where in our pool, how much, from where in the other one; that one's path follows */
+/* offset: offset in the client's pool. size: number of bytes. from: offset in the other process's
+   pool, whose path follows. */
 struct import_request {
     uint64_t offset, size, from;
 };
-/* the arguments' bytes follow; heap: of kernels that call malloc, in pages of 4096 bytes */
+/* The bytes of the arguments follow. heap: size of the heap for malloc in kernels, in pages of 4096
+   bytes. */
 struct launch_request {
     uint32_t function, grid[3], block[3], lds, cooperative, stack, heap;
 };

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Kernels and variables that clang compiled into the host program: its constructors register them
-   by the address of a stub or shadow. A fat binary is loaded when the first of its symbols is
-   used. */
+/* Kernels and variables that clang compiled into the host program. The program's constructors
+   register each of them with the address of a stub or a shadow variable on the host. A fat binary
+   is loaded when one of its symbols is first used. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <stdlib.h>
 #include <string.h>
 
-#define FAT_MAGIC 0x48495046u /* HIPF */
+#define FAT_MAGIC 0x48495046u /* "HIPF" */
 struct fat_wrapper {
     uint32_t magic, version;
     const void *image;
@@ -22,9 +22,9 @@ struct symbol {
     struct fat_binary *binary;
     char *name;
     struct symbol *next;
-    void *managed; /* memory of host and device, to which the device's variable points */
+    void *managed; /* memory of a managed variable, to which the device's variable points */
 };
-/* by the host's address: libraries register thousands */
+/* A hash table by the address on the host, because libraries register thousands of symbols. */
 #define BUCKETS 4096
 static struct symbol *symbols[BUCKETS];
 
@@ -64,7 +64,7 @@ static hipError_t find(struct symbol **found, const void *host) {
 
 hipError_t registered_function(hipFunction_t *function, const void *host) {
     struct symbol *s;
-    /* a handle from hipGetFuncBySymbol or hipModuleGetFunction serves as well */
+    /* A handle from hipGetFuncBySymbol or hipModuleGetFunction is accepted in place of a symbol. */
     if (module_knows((hipFunction_t)host)) return *function = (hipFunction_t)host, hipSuccess;
     hipError_t error = find(&s, host);
     return error ? error : module_function(function, s->binary->module, s->name);
@@ -94,7 +94,7 @@ API_OF(void **, __hipRegisterFatBinary)(const void *data) {
 }
 API_OF(void, __hipUnregisterFatBinary)(void **data) {
     struct fat_binary *binary = (struct fat_binary *)data;
-    /* at exit: the server may have gone first, and nothing is to be said then */
+    /* This runs when the program exits. The server may have ended before. That is not an error. */
     if (!binary || device_enter()) return (void)device_leave(hipSuccess);
     for (int i = 0; i < BUCKETS; i++)
         for (struct symbol **at, *one; (one = *(at = PLACE(symbols[i], it->binary == binary)));) {
@@ -114,7 +114,8 @@ API_OF(void, __hipRegisterVar)(void **binary, void *host, char *name, char *devi
     add(binary, host, device, NULL);
 }
 
-/* The host reaches the memory through *pointer, from the program's start on. */
+/* Allocates a managed variable. The host accesses it through *pointer, which must therefore be set
+   when the program starts. */
 API_OF(void, __hipRegisterManagedVar)(void *binary, void **pointer, void *initial, const char *name,
                                       size_t size, unsigned alignment) {
     device_enter();
@@ -125,7 +126,8 @@ API_OF(void, __hipRegisterManagedVar)(void *binary, void **pointer, void *initia
     device_leave(hipSuccess);
 }
 
-/* What <<<grid, block, lds, stream>>> compiles to, around the call of the kernel's stub. */
+/* clang compiles <<<grid, block, lds, stream>>> to this call, which comes before the call of the
+   kernel's stub. The stub calls __hipPopCallConfiguration. */
 API(__hipPushCallConfiguration)(dim3 grid, dim3 block, size_t lds, hipStream_t stream) {
     if (call_count == sizeof calls / sizeof *calls) return hipErrorInvalidConfiguration;
     calls[call_count++] = (struct call){grid, block, lds, stream};

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Streams and events. Work is done when its call returns, so everything is in order:
-   a stream is always idle, an event that was recorded has happened. */
+/* Streams and events. All work is complete when its call returns. So it is always in order, a
+   stream is always idle, and a recorded event has always happened. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* priorities */
+/* The lowest and the highest priority of a stream. */
 #define LEAST 1
 #define GREATEST (-1)
 
@@ -45,7 +45,7 @@ API(hipStreamCreateWithPriority)(hipStream_t *stream, unsigned flags, int priori
     REQUIRE(stream && flags <= 1, hipErrorInvalidValue);
     hipStream_t made = malloc(sizeof *made);
     REQUIRE(made, hipErrorOutOfMemory);
-    /* what lies outside of the range is its end, as in clr's hip_stream.cpp */
+    /* Limit the priority to the supported range, as clr's hip_stream.cpp does. */
     priority = priority < GREATEST ? GREATEST : priority > LEAST ? LEAST : priority;
     *made = (struct ihipStream_t){flags, priority,  numbers++,       streams,
                                   NULL,  {NULL, 0}, device_current()};
@@ -56,14 +56,15 @@ API(hipStreamCreateWithFlags)(hipStream_t *stream, unsigned flags) {
     return hipStreamCreateWithPriority(stream, flags, 0);
 }
 API(hipStreamCreate)(hipStream_t *stream) { return hipStreamCreateWithPriority(stream, 0, 0); }
-/* All compute units are as busy as one here. */
+/* The mask of compute units has no effect, because the emulator does not model their load. */
 API(hipExtStreamCreateWithCUMask)(hipStream_t *stream, uint32_t count, const uint32_t *mask) {
     if (!count || !mask) return device_answer(hipErrorInvalidValue);
     return hipStreamCreateWithPriority(stream, 0, 0);
 }
 void stream_drop(hipStream_t stream) {
     hipStream_t *at = PLACE(streams, it == stream);
-    /* as in clr, a capture ends with its first stream alone: RCCL destroys one that it joined */
+    /* As in clr, only the stream in which a capture began invalidates the capture when it is
+       destroyed. RCCL destroys streams that have joined a capture. */
     if (stream->capture && stream->capture->origin == stream) capture_spoil(stream->capture);
     *at = stream->next;
     free(stream->tail.nodes), free(stream);
@@ -99,7 +100,7 @@ API(hipStreamAddCallback)(hipStream_t stream, hipStreamCallback_t call, void *da
                           unsigned flags) {
     ENTER();
     REQUIRE(stream_is_valid(stream) && call && !flags, hipErrorInvalidValue);
-    /* as in HIP: hipLaunchHostFunc is for graphs */
+    /* As in HIP, this call cannot be captured. hipLaunchHostFunc can. */
     hipError_t error = capture_spoil(capture_of(stream));
     REQUIRE(!error, error);
     device_leave(hipSuccess);
@@ -160,8 +161,8 @@ API(hipEventElapsedTime)(float *milliseconds, hipEvent_t start, hipEvent_t stop)
     LEAVE(hipSuccess);
 }
 
-/* Values that streams write and wait for: work is in order, so one that is not there never comes.
- */
+/* Writes a value for hipStreamWriteValue. Because work is done in order, a value that a stream
+   waits for is already in memory, or is never written. */
 static hipError_t write_value(hipStream_t stream, void *p, uint64_t value, size_t size) {
     ENTER();
     REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);

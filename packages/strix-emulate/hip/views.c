@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Addresses outside of the pool at which bytes of the pool stand as well: pinned memory of the
-   host, and mapped virtual memory. The server reads the table (sorted by address). */
+/* The table of views. A view is a part of the pool that has an address outside of the pool, too:
+   pinned memory of the host, or mapped virtual memory. The table is sorted by address. The server
+   reads it. */
 #include "device.h"
 #include <string.h>
 #include <sys/mman.h>
 
-static struct pool_header *header; /* of the pool, once it is mapped */
+static struct pool_header *header; /* the header of the pool; NULL before the pool is mapped */
 
 void views_begin(struct pool_header *pool) { header = pool; }
 
@@ -32,7 +33,7 @@ bool view_holds(const void *address, size_t size) {
     return false;
 }
 
-/* The bytes of the pool show at the address, instead of what was there. */
+/* Adds a view of `size` bytes from `offset` in the pool. Returns false if the table is full. */
 bool view_add(void *address, size_t size, uint64_t offset, unsigned access) {
     uint64_t i = *count();
     if (i >= POOL_VIEW_COUNT) return false;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Virtual memory: ranges of addresses, memory that is none's yet, and what is mapped where. */
+/* Virtual memory management: reserved address ranges, physical memory without an address, and
+   mappings of physical memory into address ranges. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-/* Where HIP's drivers map at the finest. */
+/* The smallest unit that HIP's drivers map, in bytes. */
 #define GRANULE (2ull << 20)
 
 struct reserved {
@@ -14,7 +15,8 @@ struct reserved {
     size_t size;
     struct reserved *next;
 };
-/* references: the creator's and the retained ones, and one for each mapping */
+/* references: one of the creator, one for each call of hipMemRetainAllocationHandle, and one for
+   each mapping. */
 struct ihipMemGenericAllocationHandle {
     char *in_pool;
     size_t size;
@@ -144,7 +146,7 @@ API(hipMemMap)(void *p, size_t size, size_t offset, hipMemGenericAllocationHandl
     handle->references++;
     LEAVE(hipSuccess);
 }
-/* One mapping, or several that fill the range. */
+/* Removes the mappings in a range. They must fill the range. */
 API(hipMemUnmap)(void *p, size_t size) {
     char *start = p;
     size_t found = 0;
@@ -162,7 +164,7 @@ API(hipMemUnmap)(void *p, size_t size) {
     mmap(p, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     LEAVE(hipSuccess);
 }
-/* What the last descriptor says: all devices have the same memory. */
+/* Only the last descriptor has an effect, because all devices share one memory. */
 API(hipMemSetAccess)(void *p, size_t size, const hipMemAccessDesc *access, size_t count) {
     ENTER();
     REQUIRE(access && count && view_holds(p, size), hipErrorInvalidValue);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Work that a stream is given: kernels, copies, fills, calls of the host. It is done at once, or
-   noted as a node of a graph while the stream is captured. */
+/* The work of streams: kernels, copies, fills, and callbacks on the host. Work is done at once, or
+   becomes a node of a graph if the stream is captured. */
 #include "device.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +51,7 @@ static hipError_t launch(const struct work *w) {
     hipError_t error = link_request(OP_LAUNCH, parts, 2, (void **)&text, &size);
     if (error) return error;
     if (size) {
-        /* what the kernel printed */
+        /* The text is the output of printf in the kernel. */
         fwrite(text, 1, size, stdout);
         fflush(stdout);
     }
@@ -65,7 +65,7 @@ hipError_t work_do(const struct work *w) {
     case WORK_COPY: return copy_rows(w);
     case WORK_FILL: return fill_rows(w);
     case WORK_CALL:
-        /* the callback may wait for another thread that calls HIP */
+        /* Release the lock: the callback may wait for another thread that calls HIP. */
         device_leave(hipSuccess);
         w->call.function(w->call.data);
         return device_enter();
@@ -97,7 +97,7 @@ API(hipLaunchHostFunc)(hipStream_t stream, hipHostFn_t call, void *data) {
     LEAVE(work_submit(stream, &work));
 }
 
-/* flags 1: in a capture, an event outside of the graph */
+/* With flags 1, a captured stream records the event in a node, as an event outside of the graph. */
 API(hipEventRecordWithFlags)(hipEvent_t event, hipStream_t stream, unsigned flags) {
     ENTER();
     REQUIRE(event_is_valid(event) && stream_is_valid(stream), hipErrorInvalidHandle);
