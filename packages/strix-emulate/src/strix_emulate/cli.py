@@ -30,7 +30,8 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's help would show a flag as an option with a <bool> value
+    # The help of rich would show a flag as an option with a <bool> value.
+    rich_markup_mode=None,
 )
 console = Console()
 File = Annotated[
@@ -223,7 +224,7 @@ def _parse_argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int |
         if not equals:
             return float(text) if "." in text else int(text, 0)
         path, array = _read_array(mode, value)
-    except Exception as error:  # numpy raises many types of exceptions for damaged files
+    except Exception as error:  # For damaged files, numpy raises many types of exceptions.
         raise EmulatorError(f"--arg {text}: {error!s:.200}") from error
     if mode != "in":
         arrays[path] = array

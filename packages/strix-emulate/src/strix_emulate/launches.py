@@ -161,7 +161,8 @@ def _describe_launch(
     outcome: Outcome,
     seconds: float,
 ) -> Launch:
-    # Copy the blocks: a later launch of the same program counts in these objects again.
+    # The blocks are copied, because a later launch of the same program changes the counts in these
+    # objects.
     blocks = {at: replace(block) for at, block in outcome.blocks.items()}
     return Launch(
         kernel,
@@ -203,7 +204,7 @@ def _find_size(
 
 
 def _find_image(kernel: Kernel, program: Program) -> Image | None:
-    """Return the kernel's image if its code reads from it: constants, variables, functions."""
+    """Return the kernel's image if the code needs constants, variables or functions in it."""
     if any(ins.name == "s_getpc_b64" for ins in program.instructions):
         return kernel.image
     return None
@@ -288,7 +289,7 @@ def _cached_program(
 
 
 def _place_image(arena: Arena, image: Image) -> int:
-    """Place the image, with its constants and functions. Return the kernel's address in it."""
+    """Place the image in global memory. Return the address of the kernel's first instruction."""
     raw = np.frombuffer(image.data, np.uint8).copy()
     start = arena.place(raw, WRITABLE)
     first = int(arena.arrays[1, -1])
@@ -360,7 +361,7 @@ def _pack_arguments(
                 placed,
             )
         elif argument.kind == "by_value" or i < len(declared) - 2:
-            # only the two scratch pointers that Triton appends may stay null
+            # Only the two scratch pointers that Triton appends may be left out. They are null.
             raise EmulatorError(f"{kernel.name}: argument {i} of {len(declared)} is missing")
     return np.frombuffer(bytes(raw), np.uint8)
 

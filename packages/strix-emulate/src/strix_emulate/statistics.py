@@ -95,7 +95,7 @@ def occupancy(
     target: Target, vgprs: int, lds: int, threads: int, width: int = 32
 ) -> dict[str, int]:
     """Return the maximum number of resident waves per SIMD: by registers, by LDS, and by both."""
-    # a wave64 has registers of twice the size, so there are half as many
+    # The registers of a wave64 have twice the size, so a SIMD has half as many of them.
     granule = target.granule * 32 // width
     registers = target.registers * 32 // width
     allocated = -(-vgprs // granule) * granule
@@ -125,8 +125,8 @@ def measure_traffic(launch: Launch) -> dict:
         flops: Floating-point operations of the matrix instructions.
         bytes_per_flop: memory_bytes / flops, if there are any flops.
         scratch_bytes_per_iteration: scratch_bytes, divided by how often waves entered the hot
-            block. That is the block entered most often. If some blocks have matrix instructions,
-            it is chosen among them.
+            block. The hot block is the block that waves entered most often. If some blocks have
+            matrix instructions, only these blocks are considered.
     """
     moved: Counter[str] = Counter()
     matrix_instructions = 0

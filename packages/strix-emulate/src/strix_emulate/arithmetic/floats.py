@@ -79,8 +79,9 @@ def fma64(a, b, c):
 def scaled_fma64(a, b, c, power):
     """Compute (a * b + c) * 2**power in float64, rounded once.
 
-    Where no intermediate result can overflow or become denormal, this uses error-free steps (Boldo
-    and Melquiond, "Emulation of FMA"). Elsewhere it uses rational arithmetic, lane by lane.
+    Lanes whose intermediate results cannot overflow or become denormal are computed in error-free
+    steps (Boldo and Melquiond, "Emulation of FMA"). Other lanes are computed one by one with
+    rational arithmetic.
     """
     a, b, c, power = np.broadcast_arrays(a, b, c, power)
     product = a * b
@@ -228,9 +229,9 @@ class Division(NamedTuple):
 def scale(value, denominator, numerator, division: Division):
     """Compute V_DIV_SCALE. Return the scaled value, and a flag for V_DIV_FMAS.
 
-    A denominator whose reciprocal is denormal is scaled down here. The ISA document's pseudocode
-    scales it up, so that it overflows. But LLVM's division of float32 is exact only if it is scaled
-    down.
+    This function scales a denominator down if its reciprocal is denormal, because LLVM's division
+    of float32 is exact only then. The ISA document's pseudocode scales such a denominator up, so
+    that it overflows.
     """
 
     def denormal(x):
@@ -289,9 +290,9 @@ def div_fmas(a, b, c, flag):
 def div_fixup(quotient, denominator, numerator):
     """Compute V_DIV_FIXUP_F32: the quotient, or the result of the division for special operands.
 
-    If the quotient overflows, the argument is NaN, because the steps before subtract infinities.
-    The result is then infinite, as LLVM's division of float32 requires. The ISA document's
-    pseudocode would return the NaN.
+    If the division overflows, the argument `quotient` is NaN, because earlier steps of the division
+    subtract infinities. The result is then infinite, as LLVM's division of float32 requires. The
+    ISA document's pseudocode would return the NaN.
     """
     return fixup(quotient, denominator, numerator, exponent, -150)
 
@@ -304,7 +305,7 @@ def fixup(quotient, denominator, numerator, exponent=None, lowest_exponent=0):
         denominator: Denominator of the division.
         numerator: Numerator of the division.
         exponent: Function that returns the biased exponent of numbers. None for V_DIV_FIXUP_F16,
-            whose quotient neither vanishes nor is NaN.
+            whose quotient is neither too small nor NaN.
         lowest_exponent: A quotient with a lower exponent is 0.
     """
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)

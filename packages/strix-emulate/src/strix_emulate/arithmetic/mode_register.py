@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The MODE register, and the effect of CLAMP (RDNA3.5 ISA, "Mode Register", "Output modifiers").
 
-Kernels set the mode to constants. So it is known when their instructions are compiled to functions.
+Kernels set the mode only to constants. So the mode of an instruction is known when the instruction
+is compiled to a function.
 """
 
 from collections.abc import Callable
@@ -85,8 +86,8 @@ def _require_mode(register: int) -> None:
 def after(ins: Instruction, mode: Mode) -> Mode:
     """Return the mode after an instruction. Raise Unknown for a mode that is not supported.
 
-    S_SETREG_B32 is assumed to restore the mode at the start of the kernel. When it is executed, it
-    traps if its register has another mode.
+    S_SETREG_B32 is assumed to restore the mode at the start of the kernel. When the instruction is
+    executed and its source register has another mode, it traps.
     """
     if ins.name in ("s_denorm_mode", "s_round_mode"):
         first = _DENORMALS_32 if ins.name == "s_denorm_mode" else 0

@@ -50,7 +50,7 @@ def _bfe_signed(value, offset, width):
 
 
 def _perm(a, b, selector):
-    """Compute V_PERM_B32. A selector selects one of the 8 bytes {a, b}, a sign, 0 or 0xff."""
+    """Compute V_PERM_B32. A byte of `selector` selects a byte of {a, b}, a sign, 0 or 0xff."""
     both = (_as_uint64(a) << np.uint64(32)) | b
     result = np.uint64(0)
     for i in range(4):
@@ -162,7 +162,8 @@ def _in_float64(function):
 def _log2(x):
     """Compute log2, with the same NaN for all negative numbers.
 
-    The sign of libm's NaN is not that of numpy without AVX-512.
+    Otherwise the sign of the NaN would depend on the machine, because the NaN of the C library and
+    the NaN of numpy without AVX-512 have different signs.
     """
     return np.where(x < 0, np.float64(np.nan), np.log2(x))
 
@@ -184,7 +185,7 @@ def _flushed(function):
 def _on_face(choose: Callable) -> Callable:
     """Return an operation of V_CUBE. The largest of |x|, |y| and |z| selects one of three results.
 
-    If some are equal, z comes before y, and y before x.
+    If several of them are the largest, z takes precedence over y, and y over x.
     """
 
     def run(x, y, z):
@@ -540,8 +541,9 @@ SATURATING = {
     "v_mad_u16",
     "v_mad_i16",
 }
-#: Steps of max, min and their combinations. The first step is on the first two sources, and the
-#: second step on that result and the third source. "M" is the larger number, "m" the smaller one.
+#: Steps of max, min and their combinations. The first step compares the first two sources. The
+#: second step compares the result of the first step with the third source. A step "M" returns the
+#: larger number, and a step "m" the smaller number.
 _EXTREME_STEPS = {
     "max": "M",
     "min": "m",
@@ -651,7 +653,7 @@ COMPARISONS = _comparisons()
 
 
 def _carry(sign: int, swapped: bool):
-    """Return a sum or difference. It also returns the carry or borrow."""
+    """Return a function that returns a sum or difference, and its carry or borrow."""
 
     def run(a, b, carry_in=0):
         if swapped:
@@ -664,7 +666,7 @@ def _carry(sign: int, swapped: bool):
 
 
 def _mad_64(dtype):
-    """Return a function of a product plus a 64-bit addend. It also returns the sum's bit 64."""
+    """Return a function that returns the sum of a product and a 64-bit addend, and its bit 64."""
 
     def run(a, b, addend):
         product = np.multiply(a, b, dtype=dtype)

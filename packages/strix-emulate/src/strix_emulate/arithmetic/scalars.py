@@ -36,7 +36,7 @@ def _sub_u(a, b, carry=0):
 
 
 def _signed(function):
-    """Return a sum or difference of int32. It also returns SCC, which is a signed overflow."""
+    """Return a function that returns a sum or difference of int32, and SCC: its signed overflow."""
 
     def run(a, b):
         total = function(wide(a), wide(b))
@@ -106,7 +106,7 @@ def _shift(function, bits):
 
 
 def _pick(compare):
-    """Return S_MIN or S_MAX. It also returns SCC: whether the result is the first source."""
+    """Return S_MIN or S_MAX. The function also returns SCC: whether the first source is chosen."""
     return lambda a, b: (np.where(compare(a, b), a, b), compare(a, b))
 
 
@@ -191,9 +191,9 @@ def _bit_field_mask(a, b):
 
 
 def _pack16(low, high):
-    """Return S_PACK. Its result has half `low` of the first and half `high` of the second source.
+    """Return S_PACK. Its result has half `low` of the first source and half `high` of the second.
 
-    Half 0 is the low half of a source, and 1 the high half.
+    Half 0 is the low half of a source, and half 1 is the high half.
     """
 
     def run(a, b):
@@ -237,7 +237,7 @@ PLAIN = {
     "s_pack_lh_b32_b16": ("u32", ("u32", "u32"), _pack16(0, 1)),
     "s_pack_hh_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 1)),
     "s_pack_hl_b32_b16": ("u32", ("u32", "u32"), _pack16(1, 0)),
-    # RDNA3.5's scalar floating point
+    # The scalar floating-point operations of RDNA3.5.
     "s_add_f32": ("f32", ("f32", "f32"), np.add),
     "s_sub_f32": ("f32", ("f32", "f32"), np.subtract),
     "s_mul_f32": ("f32", ("f32", "f32"), np.multiply),

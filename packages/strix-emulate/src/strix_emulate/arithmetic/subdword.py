@@ -47,7 +47,7 @@ def _half(bits):
 
 
 def dot2(convert):
-    """Return a function that adds two products of 16-bit numbers to a float32, one by one."""
+    """Return a function that adds two products of 16-bit numbers to a float32, in two sums."""
 
     def run(a, b, total):
         for x, y in zip(_halves(a, convert), _halves(b, convert), strict=True):
@@ -89,7 +89,7 @@ def _sad(bits: int, shift: int = 0, masked: bool = False):
 def _quad_sad(masked: bool):
     """Return a function that computes four 16-bit sums of absolute differences.
 
-    Sum i is of the four bytes of b and the four bytes of a from byte i on.
+    Sum i compares the four bytes of b with bytes i to i + 3 of a.
     """
     sad = _sad(8, masked=masked)
     low_16 = np.uint64(0xFFFF)
@@ -164,7 +164,7 @@ def _pk_u8(x, byte, old):
 
 
 def leading_signs(x):
-    """Compute V_CLS_I32: the number of highest bits that equal the sign. -1 for x = 0 or -1."""
+    """Compute V_CLS_I32: the number of highest bits that equal the sign bit, or -1 if all do."""
     x = _int64(x)
     y = np.where(x < 0, ~x, x)
     length = np.where(y == 0, 0, np.floor(np.log2(np.maximum(y, 1))) + 1)

@@ -63,9 +63,10 @@ _LIBRARY_FUNCTIONS = (
     "copysign",
     "ldexp",
 )
-#: C expressions by ufunc. The key may have the type character or the kind of the result. {0} and
-#: {1} are the sources, {all} is the list of sources, {name} is the ufunc, {type} and {bits} are the
-#: result's. {f} and {l} become the suffixes of C's functions for float and for 64 bits.
+#: C expressions by ufunc. A key is the name of a ufunc, which may be followed by the type character
+#: or the kind of the result. In an expression, {0} and {1} are the sources, {all} is the list of
+#: sources, and {name} is the name of the ufunc. {type} is C's type of the result, and {bits} its
+#: number of bits. {f} and {l} become the suffixes of C's functions for float and for 64 bits.
 _FORMS = {
     **{name: f"({{0}} {operator} {{1}})" for name, operator in _OPERATORS.items()},
     **dict.fromkeys(_LIBRARY_FUNCTIONS, "{name}{f}({all})"),
@@ -141,7 +142,7 @@ class Symbol(np.ndarray):
     __int__ = __float__ = __index__ = __iter__ = __bool__
 
     def any(self, *_, **__):
-        """Return True. Functions test `any` to skip code, which an element may need."""
+        """Return True, so that C has the code that a function skips if no element needs it."""
         return True
 
 
@@ -166,8 +167,8 @@ class Body:
 
     Attributes:
         lines: The statements.
-        before_rounding: Values before they were rounded to half precision, by the variable that has
-            the rounded value.
+        before_rounding: Values before they were rounded to half precision. The key is the name of
+            the variable with the rounded value.
     """
 
     def __init__(self) -> None:
@@ -418,7 +419,10 @@ def _assign_results(body: Body, values: tuple, results: list[np.dtype]) -> list[
 
 
 def _require_effects(name: str, inputs: list[Symbol], statements: str) -> None:
-    """Raise Untranslatable if a source is not used, because numpy.asarray made it a number."""
+    """Raise Untranslatable if the statements do not use a source.
+
+    numpy.asarray turns a symbol into a plain number, so the source is missing in the statements.
+    """
     for x in inputs:
         if len(re.findall(rf"\b{x.code}\b", statements)) < 2:
             raise Untranslatable(f"{name}: a source has no effect")

@@ -85,9 +85,9 @@ def _read_entries(data: bytes, budget: Budget) -> Iterator[tuple[int, int, str]]
 
 
 def _decompress(data: bytes, budget: Budget) -> bytes:
-    """Decompress a bundle. Method 0 is zlib, and 1 is zstd.
+    """Decompress a bundle. In its header, method 0 is zlib, and method 1 is zstd.
 
-    libzstd is usually installed, because libLLVM depends on it.
+    zstd needs libzstd, which is usually installed because libLLVM depends on it.
     """
     version, method = struct.unpack_from("<2H", data, 4)
     header_size, place, size_format = _COMPRESSED_HEADERS[version]

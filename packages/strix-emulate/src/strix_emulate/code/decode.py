@@ -82,7 +82,7 @@ def decode(
         code: The bytes.
         start: Address of the first byte.
         width: Lanes of a wave.
-        padded: Whether to continue behind padding.
+        padded: Whether to continue after padding.
         target: The GPU.
     """
     instructions = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The parts of an ELF file that a code object needs. Each is read once and within a budget.
+"""The parts of an ELF file that a code object needs. Each part is read once and within a budget.
 
 pyelftools reads names of any length, and reads overlapping parts once for each reference to them. A
 file of three megabytes can make it read terabytes. So this module uses pyelftools only for headers

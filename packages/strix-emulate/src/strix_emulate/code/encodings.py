@@ -34,11 +34,11 @@ class Operand:
         index: Number of the first register.
         count: Number of registers.
         half: "l" or "h" for 16 bits of a register, else "".
-        value: Value of a constant. An inline fraction such as 0.5 is a float. It has still to be
-            converted to the operand's type.
+        value: Value of a constant. An inline fraction such as 0.5 is a float, which readers of the
+            operand convert to the operand's type.
         neg: Whether the value is negated.
         abs: Whether the absolute value is used.
-        literal: Whether the constant is the 32 bits behind the instruction.
+        literal: Whether the constant is in the 32 bits that follow the instruction.
     """
 
     kind: str
@@ -80,7 +80,7 @@ _DPP16 = 250
 _LITERAL = 255
 #: Inline constants from 240 on; the last is 1 / (2 pi).
 _FRACTIONS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494309189532)
-#: VOP3's opcodes with a second, scalar, destination.
+#: Opcodes of VOP3 with a second destination, which is a scalar register.
 _TWO_RESULTS = {0x120, 0x121, 0x122, *range(0x2FC, 0x303)}
 #: DPP's operations on rows, by the high bits of the control field.
 _ROWS = {
@@ -100,7 +100,7 @@ class Code:
     """An instruction's bits. They are numbered as in the ISA document.
 
     Attributes:
-        bits: The instruction without the literal or DPP fields behind it.
+        bits: The instruction without the literal or the DPP fields that follow it.
         extra: The 32 bits of the literal or of the DPP fields, or 0.
     """
 
@@ -116,7 +116,7 @@ class Code:
         return self.bits >> low & ((1 << high - low + 1) - 1)
 
     def flags(self, **places: int) -> dict:
-        """Return the modifiers whose bit is set. `places` has the bit's number by modifier."""
+        """Return the modifiers whose bit is set. `places` has the number of each modifier's bit."""
         return {name: True for name, at in places.items() if self.bits >> at & 1}
 
     def number(self, name: str, value: int) -> dict:
@@ -138,8 +138,8 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
     if not shapes:
         return (), {}
     if read in (_sopk, _sopp):
-        # LLVM has a syntax of its own for hardware registers, counters and messages. So the
-        # operands in its text may be more or fewer than the slots.
+        # LLVM has a syntax of its own for hardware registers, counters and messages. So the number
+        # of operands in its text may differ from the number of slots.
         shapes = [*shapes, Shape()][: len(slots)]
         slots = slots[: len(shapes)]
     if len(slots) != len(shapes):
@@ -148,7 +148,7 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
 
 
 def _find_encoding(word: int) -> tuple[int, Reader]:
-    """Return the encoding with these first 32 bits: bytes in front of a literal, and reader."""
+    """Return the bytes before a literal, and the reader, of the encoding of these first 32 bits."""
     for mask, value, base, read in _ENCODINGS:
         if word & mask == value:
             return base, read
@@ -227,9 +227,10 @@ def _s(code: int, c: Code) -> Slot:
 
 
 def _short(c: Code, code: int) -> Slot:
-    """Return the slot of a source of nine bits. DPP's fields have the number of DPP's source.
+    """Return the slot of a source that is encoded in nine bits.
 
-    If the operand is half of a vector register, bit 7 of the register's number selects the half.
+    With DPP, the number of the source register is in DPP's fields. If the operand is half of a
+    vector register, bit 7 of the register's number selects the half.
     """
     if code in (_DPP8, _DPP8_FI, _DPP16):
         return _v(c.extra & 0xFF)
@@ -237,14 +238,14 @@ def _short(c: Code, code: int) -> Slot:
 
 
 def _long(c: Code, code: int, high: int) -> Slot:
-    """Return the slot of a source of nine bits. OP_SEL's bit, `high`, selects a half."""
+    """Return the slot of a source that is encoded in nine bits. Bit `high` selects a half."""
     if code in (_DPP8, _DPP8_FI, _DPP16):
         return _v_of(c.extra & 0xFF, high)
     return _v_of(code - 256, high) if code >= 256 else _s(code, c)
 
 
 def _v_of(number: int, high: int) -> Slot:
-    """Return the slot of a vector register. OP_SEL's bit, `high`, selects a half."""
+    """Return the slot of a vector register. `high`, which is a bit of OP_SEL, selects a half."""
     half = "h" if high else "l"
     return lambda shape: Operand("v", number, shape.count, half if shape.half else "")
 
@@ -305,7 +306,10 @@ def _short_sources(c: Code, code: int, name: str, second: Slot | None = None) ->
 
 
 def _two(name: str, first: Slot, second: Slot, c: Code) -> list[Slot]:
-    """Return the sources. FMAMK also has a literal to multiply by, and FMAAK a literal to add."""
+    """Return the sources of an instruction with two sources and perhaps a literal.
+
+    FMAMK multiplies by the literal, and FMAAK adds it.
+    """
     if "fmamk" in name:
         return [first, _literal(c), second]
     if "fmaak" in name:
@@ -339,7 +343,8 @@ def _vopc(c: Code, name: str, _count: int) -> Read:
 
 def _vop3(c: Code, name: str, count: int) -> Read:
     has_two_results = c(25, 16) in _TWO_RESULTS
-    # In VOP3's form with two results, the second result has the bits of OP_SEL and ABS.
+    # In the form of VOP3 with two results, the number of the second result takes the place of
+    # OP_SEL and ABS.
     picks = (0, 0, 0, 0)
     absolute = 0
     if not has_two_results:

@@ -17,10 +17,11 @@ FILE = 1 << 30
 NOTE = 1 << 20
 #: Maximum bytes of an array for an argument.
 ARRAY = 1 << 33
-#: Maximum bytes that any file may unpack to, however small it is. Images and code count too.
+#: A file of any size may unpack to this many bytes. Images in memory and machine code that are made
+#: from the file count too.
 ALLOWED = 1 << 28
-#: A larger file may unpack to this many times its own size. Compressed code takes about a tenth of
-#: the bytes that it unpacks to.
+#: A file may also unpack to this many times its own size, if that is more than ALLOWED. Compressed
+#: code has about a tenth of the bytes that it unpacks to.
 RATIO = 200
 #: Maximum bytes of memory for decompressing an xz stream. The dictionary of `xz -9` has 64 MiB.
 XZ_MEMORY = 1 << 28

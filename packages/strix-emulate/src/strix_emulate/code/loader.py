@@ -187,7 +187,7 @@ def parse_module(data: bytes, origin: str) -> Module:
     A kernel that is not supported raises no error. `Module.refused` lists it.
 
     Raises:
-        LoadError: As :func:`parse_elf` raises it.
+        LoadError: For the reasons for which :func:`parse_elf` raises it.
     """
     code_object = CodeObject(data, origin, Budget(origin, len(data)))
     refused: dict[str, str] = {}
@@ -262,7 +262,7 @@ def _read_target(code_object: CodeObject) -> Target:
 def _until_next(start: int, starts: list[int], executable) -> int:
     """Return the number of bytes up to the next symbol or the end of the code.
 
-    Used for hand-written kernels, whose symbols have no size.
+    Hand-written kernels need this, because their symbols have no size.
     """
     ends = [first + size for first, size in executable if first <= start < first + size]
     next_starts = starts[bisect.bisect_right(starts, start) :][:1]
@@ -270,10 +270,10 @@ def _until_next(start: int, starts: list[int], executable) -> int:
 
 
 def _subtract_ranges(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int], ...]:
-    """Return what remains of the ranges without the holes. All are (address, size).
+    """Return the parts of the ranges that are in none of the holes.
 
-    The caller takes the kernels out of the code, so that only functions remain. A file of rocBLAS
-    has 10 MiB of kernels, and few functions.
+    Ranges, holes and results are (address, size). The caller removes the kernels from the code, so
+    that only functions remain. A file of rocBLAS has 10 MiB of kernels, and few functions.
     """
     remaining = []
     holes = sorted(holes)
@@ -303,7 +303,7 @@ def _read_kernel(
     Source: LLVM's guide, "Kernel Descriptor for GFX6-GFX12".
     """
     name = description[".name"]
-    # The descriptor of a hand-written kernel has 0 here.
+    # The descriptor of a hand-written kernel has kernarg size 0. The metadata has the real size.
     kernarg = struct.unpack_from("<3I", descriptor)[2] or description[".kernarg_segment_size"]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
     width = 32 if properties >> 10 & 1 else 64
@@ -351,7 +351,10 @@ def _read_arguments(description: dict) -> tuple[Argument, ...]:
 
 
 def _load_with_triton_note(file: Path) -> list[Kernel]:
-    """Load the kernels of a file in Triton's cache. The JSON beside it has a launch's LDS bytes."""
+    """Load the kernels of a file in Triton's cache.
+
+    The JSON file next to it has the bytes of LDS that a launch needs.
+    """
     note = file.with_suffix(".json")
     content = {}
     if note.is_file():

@@ -5,9 +5,9 @@ No other module has a GPU's name or numbers. hip/build.py also generates the dev
 from this module.
 
 Sources: LLVM 22's AMDGPU.td and GCNSubtarget for registers, waves and LDS; LLVM's guide for ELF
-flags and S_WAITCNT; AMD's GPU specifications for processors, engines and L2. AMD's table lacks
-gfx1153, which has gfx1152's L2 here. Except for gfx1151, product name, clocks and bus are those of
-one product with that GPU.
+flags and S_WAITCNT; AMD's GPU specifications for processors, engines and L2. The specifications do
+not list gfx1153, so this module gives it the L2 of gfx1152. For each GPU except gfx1151, product
+name, clocks and bus are those of one of the products with that GPU.
 """
 
 from dataclasses import dataclass

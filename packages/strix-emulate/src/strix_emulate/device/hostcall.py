@@ -52,15 +52,15 @@ _SNPRINTF = ctypes.CDLL(None).snprintf
 class Heap:
     """The memory for malloc in kernels, which requests large blocks from the host.
 
-    The address of a block is a multiple of 4 KiB, and if the block has 2 MiB or more, of 2 MiB. By
-    this alignment, the device libraries distinguish blocks from the smaller pieces into which they
-    divide them.
+    The address of a block of 2 MiB or more is a multiple of 2 MiB. The address of a smaller block
+    is a multiple of 4 KiB. By this alignment, the device libraries distinguish a block from the
+    smaller pieces into which they divide a block.
     """
 
     def __init__(self, start: int, size: int) -> None:
         """Begin with all memory free. `start` is an address, a multiple of 2 MiB."""
         self._free = [(start, start + size)]
-        #: ends of allocated blocks by their addresses
+        #: End of each allocated block, by the block's address.
         self._allocated: dict[int, int] = {}
 
     def take(self, size: int) -> int:
@@ -175,9 +175,9 @@ class Hostcalls:
         return self._words[first : first + _SLOT_WORDS]
 
     def _allocate(self, slot: np.ndarray) -> None:
-        """Free the block at the address slot[0]. If that is 0, allocate slot[1] bytes instead.
+        """Free the block at the address slot[0], or allocate slot[1] bytes if slot[0] is 0.
 
-        slot[0] becomes the address of the allocated block, or 0.
+        slot[0] becomes the address of the allocated block, or 0 if no block was allocated.
         """
         address = int(slot[0])
         size = int(slot[1])
@@ -225,13 +225,17 @@ class Hostcalls:
 
 
 def _split_string(data: bytes) -> tuple[bytes, bytes]:
-    """Return the string at the start of data, and the data behind it and its padding to 8 bytes."""
+    """Split off the string at the start of data, with its padding to a multiple of 8 bytes.
+
+    Returns:
+        The string without padding, and the remaining data.
+    """
     text = data.split(b"\0", 1)[0]
     return text, data[len(text) // 8 * 8 + 8 :]
 
 
 def _format(data: bytes) -> bytes:
-    """Return the text that C's printf prints for a format string and the arguments behind it."""
+    """Return the text that C's printf prints. data has the format string, then its arguments."""
     form, data = _split_string(data)
     output = b""
     at = 0

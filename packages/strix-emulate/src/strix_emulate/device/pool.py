@@ -69,11 +69,11 @@ def _overlaps(start: np.ndarray, size: np.ndarray) -> bool:
 
 
 class Pool:
-    """The shared file in memory. Behind it there is address space for pools of other processes.
+    """The shared file in memory. It is followed by address space for pools of other processes.
 
     Attributes:
         size: Bytes of the file.
-        bytes: The memory, with the address space behind the file.
+        bytes: The memory: the file, and the address space that follows it.
         views: The memory as words, by bytes of a word.
     """
 
@@ -86,7 +86,7 @@ class Pool:
         self.size = os.fstat(descriptor).st_size
         if self.size <= HEAP or not _is_sealed(descriptor):
             raise Refused(Status.INVALID_VALUE, "the pool is not a sealed file in memory")
-        #: start and end of other processes' memory
+        #: Start and end of the mapped memory of other processes.
         self._foreign: list[tuple[int, int]] = []
         room = self.size + ROOM
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
@@ -299,7 +299,7 @@ class DeviceMemory(Arena):
         outside = (array < 0) | (at > ends - size)
         if len(self.view_starts) and outside.any():
             in_view, at = self._find_in_views(at, size, write, outside)
-            # This number is that of no argument.
+            # For accesses to views, use a number that is not the number of any range.
             array = np.where(in_view, len(self.starts), array)
             outside &= ~in_view
         if outside.any():

@@ -526,7 +526,7 @@ def _answer(server: Server, operation: int, data: bytes) -> bytes:
         message = str(refusal).encode()
         return protocol.reply(refusal.status, message, refusal.lasting)
     except Exception as error:
-        # This is a bug of the emulator, perhaps revealed by a damaged request.
+        # The emulator has a bug. A damaged request may have revealed it.
         message = f"internal error ({type(error).__name__}: {error})".encode()
         return protocol.reply(Status.UNKNOWN, message, lasting=True)
 
@@ -541,8 +541,8 @@ def _exit_with_client(connection: socket.socket, server: Server) -> None:
 
 
 def main() -> int:
-    """Serve the client, with the two file descriptors that are the arguments."""
-    # The client handles an interrupt from the terminal.
+    """Serve the client. The two arguments are the file descriptors of connection and pool."""
+    # The server ignores an interrupt from the terminal, because the client handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:

@@ -106,7 +106,8 @@ def _functions_for_c() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     return table
 
 
-#: Functions of atomics for C: kind of the result, kinds of the sources, function. Swaps need none.
+#: Functions of atomics for C: kind of the result, kinds of the sources, function. A swap has no
+#: function, because it stores its operand.
 FUNCTIONS = _functions_for_c()
 
 
@@ -141,7 +142,7 @@ def _read_atomic(ins: Instruction, kind: MemoryKind, spaces: addressing.Spaces) 
     returns = kind.returns or "glc" in ins.modifiers
     target = None
     if kind.space == "buffer":
-        # The old value is written to the register of the data.
+        # A buffer atomic writes the old value to the register that has the data.
         if returns:
             target = operands[0]
         data, *address = operands

@@ -36,9 +36,10 @@ _U32 = np.uint32
 def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
     """Return a reader of source 0 through DPP, and a function that returns the lanes to write.
 
-    Without DPP that function returns None, which means the active lanes. With DPP, a source lane
-    may be invalid: it is outside the row, or it is inactive and FI is not set. With BOUND_CTRL or
-    DPP8 the value is then 0. Otherwise the destination lane is not written (RDNA3.5 ISA, "DPP").
+    Without DPP, the second function returns None, which means the active lanes. With DPP, a source
+    lane is invalid if it is outside the row, or if it is inactive and FI is not set. If a lane's
+    source lane is invalid, the lane reads 0 with BOUND_CTRL or DPP8, and is not written otherwise
+    (RDNA3.5 ISA, "DPP").
 
     Args:
         mods: The modifiers of DPP. None without DPP.
@@ -75,7 +76,7 @@ def reads_zero(mods: dict) -> bool:
 
 
 def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each of 64 lanes: source lane, whether that is valid, whether it is written."""
+    """Return arrays by lane: source lane, whether that is valid, whether the lane is written."""
     row_mask = mods.get("row_mask", 0xF)
     bank_mask = mods.get("bank_mask", 0xF)
     row_written = row_mask >> (_LANE // 16) & 1
@@ -85,7 +86,7 @@ def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _permutation(mods: dict) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each of 64 lanes the source lane, and whether that is valid.
+    """Return arrays for 64 lanes: the source lane, and whether the source lane is valid.
 
     Raises:
         Unknown: The modifiers have no supported DPP control.
@@ -201,7 +202,7 @@ def _compile_readfirstlane(ins: Instruction, _mode: Mode) -> Compiled:
     write = scalar_writer(ins.operands[0])
 
     def run(g: Waves):
-        # If no lane is active, this is lane 0.
+        # If no lane is active, numpy.argmax returns 0, and the instruction reads lane 0.
         first = np.argmax(g.mask, axis=1)[:, None]
         write(g, np.take_along_axis(_read_lanes(g, read), first, axis=1))
 

@@ -76,10 +76,11 @@ def predecessors(instructions: list[Instruction]) -> list[list[int]]:
 def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:
     """Mark the plain loads whose value a compare-and-swap compares on some path of the code.
 
-    LLVM expands an atomic without an instruction of its own into a loop of compare-and-swaps. A
-    plain load before the loop gives the value that the first one compares. If that value is old,
-    the swap fails and returns the current value, so the load is not a race. Copies may come between
-    load and swap, and the load may load other words too.
+    If an atomic operation has no instruction, LLVM expands it into a loop of compare-and-swaps. A
+    plain load before the loop loads the value that the first compare-and-swap compares. If that
+    value is old, the compare-and-swap fails and returns the current value, so the load is not a
+    race. The code may copy the loaded value before the compare-and-swap, and the load may load
+    other words too.
     """
     waiting = []
     for number, ins in enumerate(instructions):
@@ -117,7 +118,7 @@ def _is_compare_and_swap(ins: Instruction) -> bool:
 
 
 def _compared_bits(swap: Instruction) -> int:
-    """Return the bit mask of the registers with the value that a compare-and-swap compares."""
+    """Return the bit mask of the registers whose value a compare-and-swap compares with memory."""
     kind = MEMORY[swap.name]
     if kind.space == "ds":
         return operand_bits(swap.operands[3 if kind.returns else 2])
@@ -130,7 +131,7 @@ def _compared_bits(swap: Instruction) -> int:
 
 
 def _loaded_words(ins: Instruction, bits: int) -> int:
-    """Return a bit mask of the words that a plain load writes to some of these registers."""
+    """Return a bit mask of the words that a plain load loads into any of the registers `bits`."""
     if not _is_plain_load(ins):
         return 0
     target = ins.operands[0]
@@ -139,7 +140,7 @@ def _loaded_words(ins: Instruction, bits: int) -> int:
 
 
 def _is_plain_load(ins: Instruction) -> bool:
-    """Return whether an instruction is a load of whole registers, not with GLC or of scratch."""
+    """Return whether an instruction loads whole registers, without GLC, and not from scratch."""
     kind = MEMORY.get(ins.name)
     if kind is None or kind.action not in ("load", "scalar_load"):
         return False
@@ -149,7 +150,10 @@ def _is_plain_load(ins: Instruction) -> bool:
 
 
 def _bits_before(ins: Instruction, bits: int) -> int:
-    """Return the registers that contain these registers' values before an instruction."""
+    """Return the registers that have the values of the registers `bits` before an instruction.
+
+    `bits` are the registers that have these values after the instruction.
+    """
     unwritten = bits
     copied = 0
     for part in ins.pair or (ins,):
@@ -166,7 +170,7 @@ def _bits_before(ins: Instruction, bits: int) -> int:
 
 
 def _copied_bits(target: Operand, source: Operand, bits: int) -> int:
-    """Return the registers of the source that are copied to some of these of the target."""
+    """Return the registers of `source` that are copied to the registers of `target` in `bits`."""
     if source.kind not in ("v", "s") or source.neg or source.abs:
         return 0
     first_target = registers(target.kind, target.index).bit_length() - 1

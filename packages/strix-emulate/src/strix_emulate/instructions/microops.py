@@ -48,7 +48,7 @@ class Executable:
     Attributes:
         micros: Operations of the instruction. Empty if it does nothing, None if C cannot execute
             it.
-        issues: Wait counters that count the instruction, and the entry that they count.
+        issues: Wait counters that count the instruction, and the instruction's entry in them.
         waits: Whether the instruction is a wait.
         orders: Function that records for the race checks which accesses the instruction orders. Its
             arguments are waves, memory, offsets, bytes and tags.

@@ -85,7 +85,7 @@ def _micro_op(ins: Instruction) -> MicroOp | None:
 
 
 def _expand_short(ins: Instruction) -> Instruction:
-    """Return the long form of an instruction. Except for S_MOVK, its target is also a source."""
+    """Return the long form of an instruction. Its target is also a source, except for S_MOVK."""
     operands = ins.operands
     if ins.name != "s_movk_i32":
         operands = (operands[0], *operands)
@@ -222,7 +222,7 @@ def compile_setreg(ins: Instruction, start: int) -> Compiled:
 
 
 def compile_message(ins: Instruction) -> Compiled:
-    """Compile S_SENDMSG_RTN_B64 for HIP's wall_clock64, as the host's time in ticks of 100 MHz."""
+    """Compile S_SENDMSG_RTN_B64 for HIP's wall_clock64: the host's time in units of 10 ns."""
     target, message = ins.operands
     if message.value != _GET_REALTIME:
         raise Unknown("a message other than MSG_RTN_GET_REALTIME")
@@ -261,7 +261,7 @@ def compile_getpc(ins: Instruction, spaces: Spaces) -> Compiled:
 
 
 def _compile_saveexec(ins: Instruction) -> Compiled:
-    """Compile S_*_SAVEEXEC or S_*_WREXEC. The target gets the old EXEC or the new one."""
+    """Compile S_*_SAVEEXEC, whose target gets the old EXEC, or S_*_WREXEC: it gets the new one."""
     kind = ins.name[-3:]
     target, source = ins.operands
     exec_mask = Operand("s", EXEC)

@@ -9,7 +9,8 @@ from strix_emulate.instructions.flow import operand_bits, predecessors, written_
 from strix_emulate.instructions.mnemonics import has_action
 from strix_emulate.memory.waits import registers
 
-#: The loaded value decides to which address waves jump, so it may influence every store.
+#: This bit means that the loaded value decides to which address waves jump, so that the value may
+#: influence every store.
 DECIDES = -1
 _EXEC = registers("s", EXEC, 2)
 _VCC = registers("s", VCC, 2)
@@ -41,7 +42,7 @@ class Uses:
     Attributes:
         complete: Whether all of the code is known, because the kernel calls no function.
         numbers: Numbers of loads and stores, by address. A load has its position in `loads`. A
-            store or atomic has its position among these, modulo 64.
+            store or atomic has its position among the stores and atomics, modulo 64.
         loads: The loads.
     """
 
@@ -175,7 +176,8 @@ def _read_bits(ins: Instruction, written: int) -> int:
     if ins.name.startswith("v_div_fmas"):
         bits |= _VCC
     if ins.name in ("s_or_b32", "s_or_b64") and written & _EXEC:
-        # This only reactivates lanes that were active before the code diverged.
+        # S_OR of EXEC only reactivates lanes that were active before the code diverged, so its
+        # result does not depend on the value.
         bits &= ~_EXEC
     return bits
 

@@ -28,8 +28,9 @@ _NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
 #: Instructions for which the effect of FP16_OVFL is not known.
 _HALVES_INSIDE = {"v_dot2_f16_f16"}
 #: Instructions that ignore the CLAMP bit. According to the ISA, the bit limits results to [0, 1].
-#: But ROCm's __ockl_fdot2 always sets it, and bitsandbytes' float16 product, which uses that
-#: function, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100 (#2089).
+#: But hardware ignores it: ROCm's __ockl_fdot2 always sets the bit, and bitsandbytes' float16
+#: product, which calls __ockl_fdot2, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100
+#: (bitsandbytes#2089).
 _CLAMP_IGNORED = {"v_dot2_f32_f16"}
 _DPP_MODIFIERS = {
     "row_mask",

@@ -277,7 +277,8 @@ def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -
         counter = LGKM
     counters: tuple[int, ...] = (counter,)
     if kind.space == "flat":
-        # A lane's address selects the memory, and this the counter that guarantees the result.
+        # A lane's address selects the memory. The memory decides which counter guarantees the
+        # result.
         counters = (counter, LGKM)
 
         def compile_for(space: str) -> Callable:
@@ -288,7 +289,7 @@ def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -
     else:
         run = compile_run(ins, access, spaces, kind.space, counters)
     if {"offen", "idxen"} <= ins.modifiers.keys():
-        # C supports only one of the two modifiers.
+        # C supports OFFEN or IDXEN, but not both in one instruction.
         return Compiled(run)
     acquires = not access.is_store and reads_shared_memory(ins)
     return compiled_for_c(
@@ -325,7 +326,7 @@ def _load_or_store_micros(ins: Instruction, access: _Access, acquires: bool) -> 
 
 
 def note_acquire(_g: Waves, memory, at, size: int, marks) -> None:
-    """Record for the race checks which accesses a load with GLC at these offsets orders."""
+    """Record for the race checks that a load with GLC at these offsets may order accesses."""
     memory.track_acquire(at, size, marks)
 
 
@@ -338,7 +339,7 @@ def _compile_load(
     memory, locators = make_locators(
         space, ins, access.address, size, False, spaces, access.offsets
     )
-    # A load that bypasses the caches reads a flag, or memory that other workgroups change.
+    # A load that bypasses the caches may read a flag, or memory that other workgroups change.
     polls_memory = reads_shared_memory(ins) and memory.name != "scratch"
     acquires = polls_memory and memory.name != "LDS"
     issued = access.outstanding(ins.text)
@@ -359,7 +360,7 @@ def _compile_load(
                     touches.append(touch)
             data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
             if inside is not None:
-                # A lane outside the buffer's range loads 0.
+                # Lanes outside the buffer's range load 0.
                 whole = np.zeros((words, len(inside)), np.uint32)
                 whole[:, inside] = data
                 data = whole

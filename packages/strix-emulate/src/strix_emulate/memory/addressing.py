@@ -51,7 +51,7 @@ class Spaces:
     polls: bool = False
 
     def note_load(self, at: np.ndarray) -> None:
-        """Record the offsets of a load of global memory, from which races are judged later."""
+        """Record the offsets of a load of global memory. Races are judged by them later."""
         if self.arena.doubts is not None:
             self.arena.doubts.note_load(at)
 
@@ -335,8 +335,8 @@ def locate_lds(
     limit = spaces.lds_size
 
     def locate(g: Waves):
-        # Addresses wrap at 32 bits. LLVM relies on that: it addresses s[63 - i] by -4 * i and a
-        # constant offset.
+        # Addresses wrap at 32 bits. LLVM relies on the wrap. For example, it addresses s[63 - i] by
+        # the sum of -4 * i and a constant offset.
         within = g.active(index(g) + np.uint32(offset)).astype(np.int64)
         at = within + g.lane_array(g.lds_slot * spaces.lds_stride)
         tags = g.lane_array(g.tags) if len(at) else None

@@ -75,15 +75,16 @@ class Order:
     def __init__(self):
         self.one_cache = False
         self._events: list[_Accesses | _Invalidation | _Barrier] = []
-        #: clocks of the accesses that happened before, by wave
+        #: For each wave, clocks of the accesses that happened before its next access.
         self._clocks: dict[int, Clocks] = {}
-        #: the same, for accesses that GL1 cannot hide
+        #: The same clocks, but only for accesses that GL1 cannot hide.
         self._visible_past_gl1: dict[int, Clocks] = {}
-        #: the same, for accesses that neither GL1 nor GL0 can hide
+        #: The same clocks, but only for accesses that neither GL1 nor GL0 can hide.
         self._visible: dict[int, Clocks] = {}
-        #: clocks that a wave gets from an acquire, by memory and cell
+        #: The clocks that a wave gets from an acquire, by memory and cell.
         self._released: dict[tuple[str, int], Clocks] = {}
-        #: the value that an atomic left, and the wave that changed it last, by memory and cell
+        #: The value that an atomic left in a cell, and the wave that last changed the cell, by
+        #: memory and cell.
         self._holders: dict[tuple[str, int], tuple[int, int]] = {}
 
     @property
@@ -157,7 +158,8 @@ class Order:
     def holds(self, memory: str, cell: int, tag: int) -> bool:
         """Return whether a cell still has the value that the tag's wave swapped in.
 
-        The cell is then a lock that the wave has taken: later swaps by other waves changed nothing.
+        The cell is then a lock that the wave has taken, because later swaps by other waves have not
+        changed the cell.
         """
         self._merge_events()
         _, holder = self._holders.get((memory, cell), (0, 0))
@@ -193,7 +195,7 @@ class Order:
             place = (event.memory, cell)
             acquired = self._released.get(place, _NOTHING)
             if acquired is last_acquired and (tag, writer) == last_access:
-                # most lanes of a wave repeat the access of another lane
+                # Most lanes of a wave repeat the access of another lane.
                 if event.releases:
                     self._released[place] = last_released
                 continue
@@ -314,7 +316,7 @@ class _Merge:
 
     def __call__(self, a: Clocks, b: Clocks) -> Clocks:
         if len(a) < len(b):
-            # the loop in _merge_chunks is over the second one
+            # The loop in _merge_chunks is over the second argument.
             a, b = b, a
         if a is b or not b:
             return a

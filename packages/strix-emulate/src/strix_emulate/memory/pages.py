@@ -28,9 +28,9 @@ def lazy_zeros(count: int, dtype) -> tuple[np.ndarray, np.ndarray | None]:
     """Return zeros that take no memory until they are touched, and the pages that contain them.
 
     Pages of an earlier launch are reused, because a page fault takes longer than everything that a
-    launch does with most pages. Pages that are never touched take no memory. That is necessary for
-    the device: its address range includes room for the memory of other processes, and shadow cells
-    of one byte for all of it would take many times a machine's memory.
+    launch does with most pages. The emulated device needs zeros that take no memory: its address
+    range includes room for the memory of other processes, and the shadow of the whole range would
+    take many times a machine's memory.
 
     Returns:
         The array, and its pages for `release`, or None for a small array.
@@ -63,7 +63,7 @@ def cached_bytes() -> int:
 def _clear(pages: np.ndarray) -> None:
     """Clear the pages that were touched, according to /proc/self/pagemap.
 
-    Where a sandbox hides that file, all pages are cleared.
+    If a sandbox hides /proc/self/pagemap, all pages are cleared.
     """
     count = len(pages) // _PAGE
     first = pages.ctypes.data // _PAGE
@@ -76,6 +76,6 @@ def _clear(pages: np.ndarray) -> None:
     if len(entries) != count:
         pages[:] = 0
         return
-    # bits 62 and 63 of an entry: the page is swapped out, the page is present
+    # Bit 62 of an entry means that the page is swapped out, and bit 63 that it is present.
     touched = np.flatnonzero(entries >> np.uint64(62))
     pages.reshape(count, _PAGE)[touched] = 0

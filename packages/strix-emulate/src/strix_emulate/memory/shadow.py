@@ -62,7 +62,7 @@ class Memory(Storage):
     Attributes:
         cell: Bytes of a shadow cell.
         checked: Whether there is a shadow, and races are reported.
-        strict: Whether a load of bytes that nothing wrote is reported.
+        strict: Whether a load of bytes that no store wrote is reported.
         findings: Receives the findings of the checks.
         order: The order that atomics establish between waves, or None if nothing is checked.
         doubts: Postpones races of loads that may be unused, or None if races are reported at once.
@@ -70,8 +70,8 @@ class Memory(Storage):
             workgroups.
         stores: Instructions that may store, by address. Empty if no cache can hide a store.
         store_addresses: Address of the instruction of `stores` that wrote each cell last.
-        one_workgroup: Whether each cell belongs to one workgroup, as in LDS and scratch. These have
-            no cache.
+        one_workgroup: Whether each cell belongs to one workgroup, as in LDS and scratch. LDS and
+            scratch have no cache.
         written: Tag of the last write of each cell.
         read: Tag of the last read of each cell.
         swapped: Tag of the last atomic on each cell. It equals `written` if the atomic was the last
@@ -117,7 +117,7 @@ class Memory(Storage):
         self.co_writers.clear()
 
     def clear_tags_in_place(self) -> None:
-        """Clear the tags without new pages, which is faster if most cells were touched."""
+        """Clear the tags in the same pages. New pages are slower if most cells were touched."""
         self.co_writers.clear()
         self.written.fill(0)
         if not self.of_lanes:
@@ -144,7 +144,7 @@ class Memory(Storage):
         return zeros
 
     def record_stores(self, instructions: list[Instruction]) -> None:
-        """From now on, record the last store to each cell by these instructions too."""
+        """From now on, also record which of these instructions last stored to each cell."""
         if not self.stores:
             self.store_addresses = self._zeros(len(self.written), np.int32)
         self.stores |= {ins.address: ins for ins in instructions}
@@ -223,7 +223,7 @@ class Memory(Storage):
             self._add_readers(cells[overwritten], tags[overwritten])
 
     def _add_readers(self, cells, tags) -> None:
-        """Add several readers of one instruction to the reader that each cell already has."""
+        """Record readers of one instruction for cells that several of its waves read."""
         order = np.argsort(cells, kind="stable")
         cells = cells[order]
         tags = tags[order]
@@ -303,8 +303,8 @@ class Memory(Storage):
     def _releases_lock(self, cells, before, tags, conflict):
         """Return where a store releases a lock that its wave took by an atomic.
 
-        Such a store has the same instruction as a plain store. It counts as atomic, because other
-        waves access the lock only by atomics.
+        The instruction is a plain store, but the store counts as atomic, because other waves access
+        the lock only by atomics.
         """
         result = conflict & (before == self.swapped[cells])
         for i in np.flatnonzero(result).tolist():
@@ -457,9 +457,9 @@ class Memory(Storage):
     ):
         """Return where a store repeats a value that the reading wave had itself written before.
 
-        Attention kernels do this: workgroups that share a key head append the same keys to the
-        cache and read them back. A read of the cell by any other wave was already reported as a
-        race.
+        Attention kernels do so: workgroups that share a key head append the same keys to the KV
+        cache and read the keys back. Such a store needs no check for other readers, because a read
+        of the cell by any other wave was already reported as a race.
         """
         if self.one_workgroup or not conflict.any():
             return np.zeros(len(cells), bool)

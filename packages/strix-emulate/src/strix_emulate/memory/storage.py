@@ -12,7 +12,8 @@ class Storage:
     Attributes:
         name: Name of the memory in messages.
         size: Number of bytes.
-        bytes: The bytes. Spare bytes behind them let an access start at the last one.
+        bytes: The bytes, followed by spare bytes, so that an access of several bytes may start at
+            the last byte.
         views: The same bytes as unsigned words, by bytes of a word. Words of 16 bytes are
             complex128.
     """
@@ -21,7 +22,7 @@ class Storage:
         self.name = name
         self.size = size
         room = (size + 31) // 16 * 16
-        # numpy's zeros take no memory until they are touched
+        # The zeros of numpy take no memory until they are touched.
         self.bytes = shared_zeros(room) if shared else np.zeros(room, np.uint8)
         self.views = {n: self.bytes.view(f"u{n}") for n in (1, 2, 4, 8)}
         self.views[16] = self.bytes.view("c16")

@@ -14,8 +14,8 @@ import numpy as np
 WORKGROUP = 40
 BARRIER = 22
 RELEASE = 8
-#: Value of the wave field if several waves of one workgroup read the cell. The release field
-#: then has 8 bits in use: bit N is set if a wave whose number modulo 8 is N read the cell.
+#: Value of the wave field if several waves of one workgroup read the cell. Then 8 bits of the
+#: release field are used: bit N is set if a wave whose number modulo 8 is N read the cell.
 SEVERAL = 0xFF
 READERS = 7
 #: Tag of a cell that several workgroups read.

@@ -105,7 +105,7 @@ class State:
             for entry in queue:
                 self.pending |= entry.registers
                 self.together &= entry.issuers is None
-        #: cached results of `issued` and `waited`, by their arguments
+        #: Cached results of `issued` and `waited`, by their arguments.
         self._following: dict[Any, Any] = {}
 
     @staticmethod
@@ -116,7 +116,7 @@ class State:
         state = _states.get(key)
         if state is None:
             if len(_states) > _MAX_STATES:
-                # states that are in use remain valid
+                # States that are in use remain valid without the cache.
                 _states.clear()
                 NOTHING._following.clear()
             state = State(queues)
@@ -197,7 +197,7 @@ def issue_all(
     entry: Outstanding,
     touches: tuple[Touch, ...] = (),
 ) -> None:
-    """Issue an instruction that several counters count. The first one guarantees its result.
+    """Issue an instruction that several counters count. The first counter guarantees the result.
 
     Flat instructions are in order in both counters since GFX10 (LLVM's
     hasFlatLgkmVMemCountInOrder).
@@ -269,7 +269,7 @@ def _remaining(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
     if all(entry.issuers is None for entry in queue):
         ordered = [number for number, entry in entries if entry.ordered]
         newest = set(ordered[-allowed:])
-        # Each unordered entry may be one of those that are still outstanding.
+        # Any of the unordered entries may still be outstanding.
         return [(i, entry) for i, entry in entries if not entry.ordered or i in newest]
     waves = next(len(entry.issuers) for entry in queue if entry.issuers is not None)
     newer = np.zeros(waves, np.int64)
@@ -286,7 +286,7 @@ def _remaining(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
 
 
 def at_barrier(g: Waves) -> None:
-    """Postpone outstanding accesses. The barrier at which their wave arrives does not order them.
+    """Postpone outstanding accesses, because a barrier does not order them.
 
     This includes LDS accesses. LDS operations of different waves "can be reordered relative to each
     other", and only s_waitcnt lgkmcnt(0) orders them (LLVM's guide, "Memory Model GFX10-GFX11").
@@ -340,7 +340,7 @@ def select(queues: Queues, index) -> Queues:
 def join(a: Queues, n: int, b: Queues, m: int) -> Queues:
     """Return the queues of n waves followed by those of m other waves."""
     if a.state is b.state and a.state.together:
-        # every wave has the same entries
+        # All waves have the same entries.
         touched = []
         for touches_of_a, touches_of_b in zip(a.touched, b.touched, strict=True):
             pairs = zip(touches_of_a, touches_of_b, strict=True)
@@ -362,7 +362,7 @@ def _unite(first: tuple, second: tuple) -> tuple:
 
 
 def _pad(issuers, size, before, after):
-    """Return `issuers` extended by waves before and after them, which did not issue the entry."""
+    """Return `issuers` with flags for `before` and `after` more waves, which did not issue it."""
     flags = np.ones(size, bool) if issuers is None else issuers
     return np.concatenate([np.zeros(before, bool), flags, np.zeros(after, bool)])
 

@@ -226,8 +226,8 @@ def pack(flags):
 def constant_value(op: Operand, kind: str):
     """Return a constant as a number of the kind (f32, u16, b64 ...).
 
-    Integers are bit patterns. Inline fractions are numbers of the operand's own type. If that is a
-    16-bit integer, it is the low half of the fraction as float32 (LLVM's getInlineEncodingV216).
+    Integers are bit patterns. An inline fraction is a number of the operand's type. For a 16-bit
+    integer, the value is the low half of the fraction as float32 (LLVM's getInlineEncodingV216).
     """
     span = int(kind[-2:])
     if kind == "bf16":
@@ -247,8 +247,8 @@ def constant_half(op: Operand, kind: str, high: bool):
 
     A literal has 32 bits, and an inline integer is sign-extended to 32 bits. For float16
     operations, an inline fraction is a float16 in the low half, and the high half is 0. For integer
-    operations it is a float32. Source: LLVM's getInlineEncodingV216. The ISA document is misleading
-    here.
+    operations, an inline fraction is a float32. Source: LLVM's getInlineEncodingV216. The ISA
+    document describes these cases differently.
     """
     if kind == "f16" and isinstance(op.value, float):
         bits = _bits(op, "f16", 16)
@@ -262,10 +262,10 @@ def _bits(op: Operand, kind: str, span: int) -> int:
     if isinstance(value, float):
         return _fraction_bits(value, kind, span)
     if value in APERTURES.values() and span != 64:
-        # LLVM: the hardware returns another value if an aperture is read as 32 bits.
+        # According to LLVM, the hardware returns another value if 32 bits of an aperture are read.
         raise Unknown(f"an aperture in {span} bits")
     if kind == "f64" and op.literal:
-        # a literal is the high half of a 64-bit float
+        # A literal is the high half of a 64-bit float.
         return (value & 0xFFFFFFFF) << 32
     return value & ((1 << span) - 1)
 
@@ -275,7 +275,7 @@ def _fraction_bits(value: float, kind: str, span: int) -> int:
         return int(np.float32(value).view(np.uint32)) >> 16
     if kind in ("u16", "i16"):
         return int(np.float32(value).view(np.uint32)) & 0xFFFF
-    # b32 and u32 operands take the bits of a float32
+    # Operands of the kinds b32 and u32 take the bits of a float32.
     number = _FLOATS[f"f{span}"](value)
     return int(number.view(_UNSIGNED[span]))
 

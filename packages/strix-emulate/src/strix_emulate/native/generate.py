@@ -20,8 +20,8 @@ from strix_emulate.arithmetic import mode_register, operations, scalars, subdwor
 from strix_emulate.instructions import atomics
 from strix_emulate.native import library
 
-#: -O2 with the parts of -O3 that make the libraries fast. With all of -O3, compilation takes 1.5
-#: times as long.
+#: Compiler options: -O2 with the parts of -O3 that make the libraries fast. With all of -O3,
+#: compilation takes 1.5 times as long.
 _FAST = (
     "-O2",
     "-ftree-vectorize",
@@ -29,8 +29,8 @@ _FAST = (
     "-funswitch-loops",
     "-fpeel-loops",
 )
-#: Optimisation by level of x86-64. Level 2 is for processors from before 2013. It has -O1, which
-#: compiles in half the time.
+#: Compiler options by level of x86-64. The library of level 2 is compiled with -O1, which takes
+#: half the time, because only processors from before 2013 need that library.
 LEVELS = {
     2: ("-O1",),
     3: _FAST,

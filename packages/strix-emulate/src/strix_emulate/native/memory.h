@@ -104,7 +104,7 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
       return 0;
     }
     if (o->memory != GLOBAL || o->resource) break;
-    // The access may lie in the range of another array.
+    // The access may lie in another range than the last access.
     long l = 0;
     while (!w->full && l < n - 1 && !w->masks[l]) l++;
     find_offset(m, wide[l] + (second ? second[l] : 0) + (int64_t)o->offset, o->size, write,
@@ -176,7 +176,7 @@ INLINE int load_small_lanes(uint32_t *row, const uint8_t *bytes, const int64_t *
                             int size, int extended, int half) {
   LANES {
     if (at[l] < 0) continue;
-    // There is room behind the last byte of memory.
+    // There are spare bytes after the last byte of the memory.
     const uint32_t raw = *(const Word *)(bytes + at[l]);
     const uint32_t plain = size == 2 ? (uint16_t)raw : (uint8_t)raw;
     const uint32_t x = !extended ? plain : size == 2 ? (int16_t)raw : (int8_t)raw;

@@ -118,7 +118,7 @@ class Plan:
         """Make a plan.
 
         Args:
-            behind: Queues by end, from `follow_counters`.
+            behind: Queues by end, as `follow_counters` returns them.
             ops: Numbers of the operations of each step.
             count: Number of operations.
             orders: Whether the last operation orders other accesses. It then has the first row, and
@@ -136,7 +136,7 @@ class Plan:
             self._changes[end] = (queues.state, changes)
 
     def _plan_queue(self, touched: list, ops: Sequence[range]) -> _Change:
-        """Return the change of a queue. Entries are numbers of old ones, or steps of new ones."""
+        """Return the change of a queue. `touched` has the items that `follow_counters` returns."""
         change = _Change([], [])
         for entry in touched:
             if isinstance(entry, int):
@@ -191,9 +191,9 @@ def follow_counters(
         checks: The checks. A finding must raise Trap.
 
     Returns:
-        The queues by end, or None if a wait is missing. In place of the accesses, an old entry has
-        its number in the old queue, and a new entry has a tuple of its steps. The tuple is empty if
-        another counter guarantees the result.
+        The queues by end, or None if a wait is missing. `touched` of these queues has no accesses:
+        an old entry has its number in the old queue instead, and a new entry has a tuple of its
+        steps. The tuple is empty if another counter guarantees the result.
     """
     numbers = [list(range(len(queue))) for queue in state.queues]
     waves: Any = SimpleNamespace(queues=waits.Queues(state, numbers))

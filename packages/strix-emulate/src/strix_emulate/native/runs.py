@@ -65,7 +65,7 @@ class Session:
         self._order: Any = spaces.arena.order
         self._doubts = spaces.arena.doubts
         self._polled = np.zeros(lanes, np.int64)
-        # Behind the spare registers there is space for 32-bit masks of all lanes.
+        # The spare registers are followed by 32-bit masks of all lanes.
         self._room = np.zeros((_SPARE_REGISTERS + 1) * lanes, np.uint64)
         room = self._room.ctypes.data
         state = self.state
@@ -151,7 +151,7 @@ class Session:
         state.n = g.n
         state.halves = g.width // LANES
         identity = g.identity.ctypes.data
-        # rows of Waves.identity
+        # These numbers are rows of Waves.identity.
         size = 8 * g.n
         self._scratch.slots = identity + 2 * size
         self._lds.slots = identity + 3 * size
@@ -209,7 +209,7 @@ class Run:
         flat = [op for ops_of_step in ops for op in ops_of_step]
         self.ops = (native.COp * len(flat))(*flat)
         self._address = ctypes.addressof(self.ops)
-        #: number of the first operation of each step, followed by the number of all operations
+        #: Number of the first operation of each step, followed by the number of all operations.
         self._starts = [0, *accumulate(map(len, ops))]
         self._ops_of_steps = [range(start, end) for start, end in pairwise(self._starts)]
         for number, (step, numbers) in enumerate(zip(steps, self._ops_of_steps, strict=True)):
@@ -281,7 +281,10 @@ class Run:
         first: int,
         stopped: int,
     ) -> None:
-        """Execute the step `stopped`, before which C stopped. C began with the step `first`."""
+        """Execute the step with the number `stopped`, which C did not execute.
+
+        C executed the steps from `first` up to that step.
+        """
         if checks:
             for step in self.steps[first:stopped]:
                 step.issue(g)

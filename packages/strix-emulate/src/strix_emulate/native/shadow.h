@@ -30,7 +30,7 @@ enum { ORDERED, RACE, ASK_NUMPY };
 
 // Returns whether two accesses may race in spite of barriers and atomics. The result is ASK_NUMPY
 // in two cases: a cache may hide the earlier access, or several waves access the same cells. In the
-// second case, the tags that remain depend on which of these accesses an atomic orders.
+// second case, the tags that the cells keep depend on which of these accesses an atomic orders.
 static int may_race(State *w, int64_t old, int64_t new) {
   if (!unordered(old, new)) return ORDERED;
   if (!w->atomics_order) return RACE;
@@ -237,9 +237,9 @@ INLINE int note_scratch_store(const Memory *m, int64_t unused, int64_t count, lo
   return 0;
 }
 
-// Ways in which note_loads records several readers of a cell. NAMED: which waves they are, as
-// doubts.py needs for global memory. UNNAMED: only that there are several. ALONE: not at all,
-// because each cell has one reader.
+// How note_loads records several readers of a cell. NAMED: it records which waves read the cell,
+// because doubts.py needs this for global memory. UNNAMED: it records only that several waves read
+// the cell. ALONE: each cell has only one reader.
 enum { NAMED, UNNAMED, ALONE };
 
 // Records a load of all lanes as read_tag does. Atomics must not have ordered any accesses. A

@@ -22,7 +22,8 @@ from strix_emulate.native import plans
 from strix_emulate.native.plans import Plan
 from strix_emulate.native.runs import Run, Session
 
-#: Number of entries before a block is traced, and of early exits before a trace may be given up.
+#: A block is traced after waves have entered it this number of times. A trace may be given up after
+#: waves have left it early more than this number of times.
 _ENTRIES_BEFORE_TRACE = 8
 #: Maximum number of blocks of a trace.
 _MAX_BLOCKS = 64
@@ -40,7 +41,8 @@ class _Condition:
     Attributes:
         file: Kind of the register that the branch reads: "scc", or "mask" for a lane mask.
         register: Number of the register.
-        jumps_if_set: Whether the branch jumps if the register is not 0, or if it is 0.
+        jumps_if_set: Whether the branch jumps if the register is not 0. Otherwise it jumps if the
+            register is 0.
     """
 
     file: str
@@ -65,7 +67,7 @@ class Trace:
         session: The session of the launch, or None between launches.
         blocks: The blocks.
         length: Wave-instructions that a wave executes in the trace.
-        highest: Highest address of a block behind the first one.
+        highest: Highest address of the blocks except the first one.
         ops: The operations of all blocks, with the guards between them.
         entered: Number of times that waves entered the trace.
         early_exits: Number of times that waves left the trace before its end.
@@ -80,12 +82,12 @@ class Trace:
         self.early_exits = 0
         self._plans: dict[State, Plan | None] = {}
         self._steps = [step for block in blocks for step in block.steps]
-        #: the number of steps before each block, followed by the number of all steps
+        #: Number of steps before each block, followed by the number of all steps.
         self._ends = [0, *accumulate(len(block.steps) for block in blocks)]
-        #: numbers of the operations of each step
+        #: Numbers of the operations of each step.
         self._ops_of_steps: list[range] = []
-        #: (index of the block, index of the step in the block) of each operation. The step of a
-        #: guard is -1.
+        #: For each operation, the index of its block and the index of its step in the block. The
+        #: index of a guard's step is -1.
         self._places: list[tuple[int, int]] = []
         ops = self._collect_ops()
         self.ops = (native.COp * len(ops))(*ops)
@@ -138,7 +140,7 @@ class Trace:
             last, step = self._places[executed]
             self.early_exits += 1
         if plan:
-            # the end of the block, or its start if C stopped in the middle
+            # The number of the end of the block, or of its start if C stopped in the middle.
             end = self._ends[last + 1] if step < 0 else self._ends[last]
             plan.apply(g, end, self.session.memories, self.ops, log)
         if step >= 0:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Races of loads whose values may be unused. If nothing uses the value, the race is harmless.
+"""Races of loads whose values may be unused. If nothing uses a loaded value, its race is harmless.
 
 Compilers generate code with such races. If a tensor is smaller than a workgroup, each wave loads a
 copy of it, and one wave stores the tensor in place. The loads of the other waves race with that
 store, but nothing uses their values.
 
 So a race between a plain load and a store of global memory is judged only when the waves have
-ended. It is a fault if a wave of the load executed, with an active lane, a store that the loaded
-value can reach.
+ended. The race is a fault if a wave that executed the load also executed a store that the loaded
+value can reach, and a lane was active in that store.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class _Race:
 
     Attributes:
         address: Address of the instruction at which the race was found.
-        reader: Tag of the load without its clock. If there are several readers, it has their bits.
+        reader: Tag of the load without its clock. If several waves load, the tag has their bits.
         writer: Tag of the store without its clock.
         reached: Bit mask of the numbers of the stores that the loaded value can reach.
     """
@@ -196,7 +196,7 @@ class Doubts:
     def _stores_of(self, reader: int, writer: int) -> np.ndarray:
         """Return the bit masks of the stores that the reading waves executed, by wave.
 
-        The writer is left out, even if it is one of the readers.
+        The wave that wrote is left out, even if it is one of the reading waves.
         """
         if reader >= EVERYONE:
             selected = np.ones(len(self.stored), bool)
@@ -215,7 +215,7 @@ class Doubts:
         return ((tag >> WORKGROUP) - 1) * self._waves
 
     def note_unused(self) -> None:
-        """Note the races that remain. They are of loads whose values reached no store."""
+        """Add a note for each remaining race. The loaded values of these races reached no store."""
         for doubt in self._open.values():
             message = f"{doubt.message}; the loaded value reaches no store"
             self._findings.note("race", doubt.instruction, message, doubt.count)

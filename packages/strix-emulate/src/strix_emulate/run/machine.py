@@ -203,7 +203,7 @@ class Machine:
         self._scheduler.update_shadows()
 
     def _release(self, spaces: Spaces) -> None:
-        """Release memory that the program or this machine would keep after the launch."""
+        """Release memory of the launch to which the program or this object still refers."""
         self._program.release()
         self._scheduler.detach()
         for memory in (self._arena, spaces.lds, spaces.scratch):
@@ -241,7 +241,7 @@ class Machine:
     def _count_groups(self, waves: int) -> int:
         """Return the number of workgroups in a batch of `waves` waves of 32 lanes.
 
-        If Options.batch is set, it is the number of waves instead.
+        If Options.batch is set, the batch has that many waves instead.
         """
         waves = self._options.batch or waves * LANES // self._kernel.width
         groups = min(self._geometry.workgroups, waves // self._geometry.waves)
@@ -289,7 +289,7 @@ class Machine:
         """Run the workgroups from number `first` to the last one on several cores.
 
         Returns:
-            False if they have still to be run, on one core.
+            Whether the workgroups were run. If not, the caller must run them on one core.
         """
         outcome.one_core_reason = parallel.find_one_core_reason(self._program.communicates)
         executed_before = self._scheduler.executed

@@ -45,7 +45,7 @@ class Barriers:
         self._findings = findings
         self._is_grid = is_grid
         self._on_clear = on_clear
-        #: waiting waves by the address behind their barrier
+        #: Waiting waves by the address of the instruction after their barrier.
         self._waiting: dict[int, _Gathered] = {}
         self._for_grid: list[Waves] = []
 
@@ -139,7 +139,7 @@ class Barriers:
         return passed
 
     def _pass_grid(self) -> list[Waves]:
-        # The barrier orders all accesses before it with all accesses behind it.
+        # The barrier orders all accesses before it and all accesses after it.
         self._arena.clear_tags()
         self._on_clear()
         passed = self._for_grid
@@ -159,7 +159,7 @@ class _Gathered:
     """Waves at one barrier. The waves of a workgroup are copied when they leave the barrier.
 
     Attributes:
-        pc: The address behind the barrier.
+        pc: The address of the instruction after the barrier.
         count: Number of waves that wait, by workgroup.
     """
 
@@ -173,7 +173,7 @@ class _Gathered:
         self._first = first
         self.pc = -1
         self.count = np.zeros(groups, np.int64)
-        #: sets of waves, each with flags that say which of its waves still wait
+        #: Sets of waves, each with flags of the waves that still wait.
         self._sets: list[tuple[Waves, np.ndarray]] = []
 
     def add(self, g: Waves) -> None:

@@ -20,7 +20,8 @@ from strix_emulate.memory.waves import GENERAL_SCALARS, Waves
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
 
-#: Hints, and waits for hazards that do not exist in an emulator without timing.
+#: Instructions without an effect here: hints, and waits for hazards, which an emulator without
+#: timing does not have.
 NO_EFFECT = {
     "s_clause",
     "s_code_end",
@@ -410,7 +411,7 @@ def _find_modes(
     lines: dict[int, list[Instruction]],
     start: mode_register.Mode,
 ) -> dict[int, mode_register.Mode | None]:
-    """Return the mode at each block that is reached, or None if it depends on the path there."""
+    """Return the mode at each block that can be reached. None if the mode depends on the path."""
     pending = list(blocks)[:1]
     entry: dict[int, mode_register.Mode | None] = dict.fromkeys(pending, start)
     while pending:
@@ -474,7 +475,7 @@ def _is_large(kernel: Kernel) -> bool:
 def decode_function(kernel: Kernel, address: int) -> list[Instruction]:
     """Return the instructions of the function at an address of a large file.
 
-    The function ends with the first jump or return past which none of its branches jumps.
+    The function ends at the first jump or return that no branch of the function jumps past.
 
     Returns:
         The instructions, or [] if there is no code at the address, or no end within 1 MiB.

@@ -24,8 +24,8 @@ from strix_emulate.run.sleep import Sleepers
 #: Number of polling iterations before the scheduler switches to other waves. Without the switch,
 #: the wave that has a lock might never release it.
 PATIENCE = 8
-#: In any other loop, this number of iterations counts as one polling iteration, because the loop
-#: may wait by plain loads.
+#: In a loop that does not poll, this number of iterations counts as one polling iteration, because
+#: the loop may wait for other waves with plain loads.
 _ITERATIONS_PER_POLL = 512
 #: Larger than every address of code.
 _NO_LIMIT = 1 << 62

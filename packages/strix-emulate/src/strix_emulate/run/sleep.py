@@ -63,9 +63,9 @@ class _Group:
     def take(self) -> list[Waves]:
         """Remove and return the waves to wake.
 
-        At first that is one wave for each change. The cell may be a lock, which only one wave can
-        take. If the values are the same as at the last change, and no woken wave changed them, the
-        cell is not a lock. Then twice as many waves are woken as the last time.
+        At first, one wave is woken for each change, because the cell may be a lock, which only one
+        wave can take. If the values are the same as at the last change, and no woken wave has
+        changed them, the cell is not a lock. Then twice as many waves are woken as the last time.
         """
         values = b"".join(
             poll.memory.load(poll.at, poll.size)[:, 0].tobytes() for poll in self.polled

@@ -140,8 +140,8 @@ def _patch(torch) -> None:
         shared_memory_per_block=target.lds,
     )
     for name in _WITHOUT_EFFECT:
-        # Each name needs a function object of its own, because torch.compile identifies torch's
-        # functions by identity.
+        # Each name needs a function object of its own, because torch.compile identifies a function
+        # of torch by its object.
         setattr(torch.cuda, name, lambda *_args, **_options: None)
     torch.cuda.is_available = lambda: True
     torch.cuda.is_initialized = lambda: True
@@ -153,11 +153,12 @@ def _patch(torch) -> None:
     torch.cuda.current_stream = lambda _device=None: stream
     torch.cuda.device = type("device", (_OnlyOne,), {})
     torch.cuda.stream = type("stream", (_OnlyOne,), {})
-    # Triton gets the stream of a launch from this function.
+    # Triton calls this function to get the stream of a launch.
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
     torch.version.hip = "7.2"
     torch.version.cuda = None
-    # A mode cannot do this, because modes are not active inside custom operators.
+    # A mode cannot set this attribute everywhere, because modes are not active inside custom
+    # operators.
     torch.Tensor.is_cuda = property(lambda _tensor: True)
     torch.library.custom_op = _for_all_devices(torch.library.custom_op)
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// An allocator for torch's CPU tensors that calls hipMalloc. So the tensors are in the emulated
-// device's memory.
+// An allocator for torch's CPU tensors. It calls hipMalloc, so that the tensors are in the memory
+// of the emulated device.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
