@@ -21,7 +21,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def pixi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    """A pixi user. The channels hold the committed records of conda-forge, and our packages'."""
+    """A pixi user, whose channels have conda-forge's committed records and our own records."""
     folder = records_of_both(tmp_path_factory.mktemp("records"))
     write_mapping(folder / "mapping", pytorch="torch")
     with served(folder, Revalidating) as url:
@@ -43,8 +43,8 @@ def release(conda_forge: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     root = tmp_path_factory.mktemp("release")
     with served(root, Revalidating) as url:
         new_release = Release(root, conda_forge, url)
-        # Two concurrent builds unpacked these packages into the empty cache. One of them failed and
-        # printed only "Failed to resolve dependencies". So the cache is filled before the builds.
+        # Fill the cache before the builds. When two concurrent builds unpacked these packages into
+        # an empty cache, one build failed and printed only "Failed to resolve dependencies".
         for name in ("pip-*", "python-*", "setuptools-*", "*sysroot*"):
             new_release.hold(stand_in.PACKAGES.glob(f"{name}.conda"))
         new_release.build()

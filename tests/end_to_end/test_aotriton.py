@@ -31,7 +31,7 @@ class Build:
     """A source tree of small kernels, and the command that compiles it into images.
 
     Attributes:
-        root: The folder of all that follows.
+        root: The folder with the source tree, the cache, the images and the build folders.
         python: The interpreter, which has Triton.
         source: The source tree.
         cache: Triton's cache. All builds share it.
@@ -111,11 +111,11 @@ def test_images_and_upstreams_own_path(build: Build) -> None:
 
 
 def test_killed_build_goes_on(build: Build) -> None:
-    """After a kill the next run takes the finished kernels from the cache.
+    """After a kill, the next run takes the finished kernels from the cache.
 
-    Its images are those of a run that was not killed.
+    The next run makes the same images as a run that was not killed.
     """
-    # The kernels of this name come last. Each hangs once it has written a file.
+    # The kernels with the last name are compiled last. Each of them writes a file and then hangs.
     child = build.start(TEST_STAYS=max(aotriton_tree.NAMES))
     while len(list(build.root.glob("build1/*/*.stays"))) < JOBS and child.poll() is None:
         time.sleep(0.02)
@@ -151,7 +151,8 @@ def test_kernel_that_does_not_compile(build: Build) -> None:
 def test_triton_that_cannot_be_imported(tmp_path: Path) -> None:
     """The message names the import error.
 
-    Without a check of its own, workers that cannot start look like workers that ran out of memory.
+    If the program did not import Triton before it starts its workers, a failed import would look
+    like a lack of memory: in both cases workers end without an answer.
     """
     (tmp_path / "triton.py").write_text("raise ImportError('libtriton.so: no such file')\n")
     output = Build(tmp_path, Path(sys.executable)).run(code=1, PYTHONPATH=str(tmp_path))
@@ -200,7 +201,7 @@ def test_sample_is_what_the_package_tests_launch() -> None:
 
 
 def test_only_chosen_images_are_compiled(tmp_path: Path) -> None:
-    """A pattern that matches no image is an error: it was written for another AOTriton."""
+    """A pattern that matches no image is an error, because it is for another AOTriton version."""
     images = {"attn_fwd/FONLY__x": ["a", "b"], "attn_fwd/FONLY__y": ["c"], "bwd/FONLY__x": ["d"]}
     lines = []
     for name, objects in images.items():
@@ -218,9 +219,10 @@ def test_process_that_dies(build: Build) -> None:
     assert "a process died" in output and str(build.cache) in output
 
 
-# Prints the arguments that emulated_kernels.arguments() lays out for each case. The value of an
-# argument is its name, so that the output shows the order. For a refused case the output is the
-# message of the error. Stdin is a list of cases: [kernel, [[kind, size], ...], causal].
+# This program prints the arguments that emulated_kernels.arguments() lays out for each case. The
+# value of an argument is its name, so that the output shows the order of the arguments. For a
+# refused case, the program prints the message of the error. Stdin is a list of cases:
+# [kernel, [[kind, size], ...], causal].
 SCRIPT = """
 import json, sys
 from types import SimpleNamespace
@@ -242,7 +244,7 @@ def lay_out(name, kinds, causal):
 print(json.dumps([lay_out(*case) for case in json.load(sys.stdin)]))
 """
 
-# An argument as a kind and a size in bytes.
+# Arguments of a kernel. Each has a kind and a size in bytes.
 _POINTER = ("global_buffer", 8)
 _INT32 = ("by_value", 4)
 _INT64 = ("by_value", 8)
@@ -254,7 +256,7 @@ _RANDOM = [_INT32, _POINTER, _POINTER, _INT64, _POINTER, _POINTER]
 _WINDOW = [_INT32] * 2
 _PERSISTENT = [_POINTER, _INT32, _INT32]
 
-# Arguments of attn_fwd, whether it is causal, and the name of the last argument.
+# Cases for attn_fwd: the arguments, whether attention is causal, and the last argument's name.
 LAYOUTS = [
     (_BASE, False, "ss_k"),
     (_BASE + _PADDED, False, "Hdim_vo"),

@@ -13,7 +13,7 @@ from forge.demo import ERRORS
 def test_the_first_look(host_base: None, tmp_path: Path) -> None:
     """The demo uses the wheels of the host base, and builds no package.
 
-    It downloads nothing but flash-attn's source.
+    The demo downloads only the source of flash-attn.
     """
     root = tmp_path / "checkout"
     copy_checkout(root, packages=False)

@@ -11,8 +11,8 @@ from support.project import CHECKOUT, drive
 def test_without_a_disassembler_nothing_is_claimed(emulated_stack: Path) -> None:
     """Without a disassembler, the exit status is 3, and the only check is skipped.
 
-    Recipe tests take status 3 for "not checked". A wrong number must not have that status. With a
-    disassembler, flash-attn's package test executes its kernels.
+    Package tests take status 3 for "not checked", so a wrong result must not give that status. If
+    there is a disassembler, flash-attn's package test executes the kernels.
     """
     words = ["run", "attention", "-e", "emulated", "--", "strix-validate", "emulated", "--json"]
     words += ["--only", "emulated/gqa-causal"]
@@ -21,8 +21,8 @@ def test_without_a_disassembler_nothing_is_claimed(emulated_stack: Path) -> None
     assert json.loads(done.stdout)["summary"]["skipped"] == 1
 
 
-# A program as in a report of a bug: its tensors are on the device `cuda`, and its kernel reads as
-# many values as each command line argument says.
+# A program like those in bug reports, with its tensors on the device `cuda`. For each command line
+# argument, the program launches a kernel that reads this number of values.
 PROGRAM = """
 import sys, torch, triton, triton.language as tl
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A real pixi uses a channel that we published, also after a withdrawal and with a damaged file."""
+"""A real pixi uses a published channel, even after a withdrawal and with a damaged file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,9 +75,9 @@ def test_install_withdraw_update(published: Path, url: str, tmp_path: Path) -> N
 
 
 def test_a_file_cut_short(published: Path, url: str, tmp_path: Path) -> None:
-    """pixi installs nothing of a truncated package, and its message names the file.
+    """pixi installs no file of a truncated package, and pixi's message names the package's file.
 
-    Once the file is whole again, the next install succeeds.
+    When the file is complete again, the next install succeeds.
     """
     workspace = Workspace(tmp_path, url)
     file = published / f"noarch/alpha-2.0-{BUILD}.conda"

@@ -50,8 +50,8 @@ def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
 def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
     """Every environment of a stack's lock has pytorch from our channel.
 
-    The manifest is locked without the packages that lacks.yaml lists for the stack: the committed
-    records do not have them.
+    The packages that lacks.yaml lists for the stack are removed from the manifest, because the
+    committed records do not have them.
     """
     folder = copy_stack(stack, tmp_path / "stacks")
     manifest = fit(folder / "pixi.toml")
@@ -69,10 +69,7 @@ def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_machine_without_the_gpu_installs_a_stack(tmp_path: Path, stack: str) -> None:
-    """`pixi install --all`, which CI runs, installs the environment that needs no GPU.
-
-    pixi skips the other environments.
-    """
+    """`pixi install --all`, which CI runs, installs only the environment that needs no GPU."""
     folder = copy_stack(stack, tmp_path / "stacks")
     manifest = fit(folder / "pixi.toml")
     data = tomllib.loads(manifest.read_text())

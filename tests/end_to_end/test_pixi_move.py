@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A real pixi runs the commands of docs/move.md, and Python then imports our torch.
 
-There is a test for each workspace and environment that the page starts from. Python is real. The
-packages are stand-ins: each torch is a module that has only its versions.
+There is a test for each workspace and environment from which a user moves. Python is real. The
+other packages are stand-ins: each torch is a module that has only its version and HIP's version.
 """
 
 import json
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.pixi
 
 PAGE = (CHECKOUT / "docs/move.md").read_text()
 SECTIONS = dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", PAGE))
-# What the check of the page prints for each torch: its version and its version of HIP.
+# The output of the page's check for each torch: the versions of torch and of HIP.
 OURS = "2.13.0 7.15.2"
 CUDA = "2.12.0 None"
 CPU = "2.11.0 None"
@@ -82,7 +82,7 @@ def make_our_channel(folder: Path) -> None:
     )
     for name in ("triton", "flash-attn", "amd-aiter", "flash-attn-kernels-gfx1151"):
         channel.make(name, "3.7.1", "linux-64", depends=[python])
-    without_purls(channel.folder)  # prefix.dev's index has none
+    without_purls(channel.folder)  # The index of prefix.dev has no purls.
 
 
 def make_conda_forge(folder: Path) -> None:
@@ -136,9 +136,9 @@ def addresses(
 
 
 def add_python(channel: Path) -> None:
-    """Add the host base's Python to a channel, and state the names of its packages on PyPI.
+    """Add the host base's Python to a channel, and add the field `purls` to all records.
 
-    Only numpy has such a name.
+    Only numpy gets a name on PyPI.
     """
     records = json.loads((HOST_BASE / "repodata.json").read_bytes())["packages.conda"]
     index = channel / "linux-64/repodata.json"
@@ -150,7 +150,7 @@ def add_python(channel: Path) -> None:
     for record in data["packages.conda"].values():
         record["purls"] = ["pkg:pypi/numpy"] if record["name"] == "numpy" else []
     index.write_text(json.dumps(data))
-    # Other forms of the index do not have these changes.
+    # The other forms of the index do not have these changes, so they are removed.
     for file in {*index.parent.glob("repodata_*"), *index.parent.glob("*.zst")}:
         file.unlink()
 
@@ -201,7 +201,7 @@ class User:
         return {file.split("/")[-1].split("-")[0] for file in files}
 
     def check_torch(self, **environment: str) -> str:
-        """Run the page's check: it prints the versions of torch and HIP, and torch's file."""
+        """Run the page's check, and return its output: versions of torch and HIP, torch's file."""
         line = find_block("See whose torch is imported", "sh").strip()
         done = subprocess.run(
             shlex.split(line),
@@ -286,10 +286,10 @@ def test_from_conda_forge(user: User, installed: bool) -> None:
 def test_a_channel_before_and_after_another(
     user: User, requirement: str, imported: str, refused: bool
 ) -> None:
-    """Appended after conda-forge, our channel changes nothing, and pixi prints no warning.
+    """If our channel is after conda-forge, it has no effect, and pixi prints no warning.
 
-    Before conda-forge, our channel provides pytorch. A requirement for another build then fails,
-    and the message names it.
+    If our channel is before conda-forge, pytorch comes from our channel. A requirement for another
+    build of pytorch then fails, and the message names the requirement.
     """
     text = find_block(FORGE, "toml").split("[dependencies]")[0]
     user.write(f'{text}[dependencies]\npython = "{PYTHON}.*"\n{requirement}\n')
@@ -328,7 +328,7 @@ def test_from_pypi(user: User, installed: bool) -> None:
 def test_from_pypi_without_an_update(user: User) -> None:
     """Without `pixi update`, the lock keeps PyPI's torch, which overwrites ours.
 
-    pixi considers a lock without the tables up to date.
+    A lock from before the tables were added is up to date for pixi.
     """
     write_first_manifest(user, PYPI)
     user.run("pixi lock")
@@ -353,7 +353,7 @@ def make_virtual_environment(folder: Path) -> dict[str, str]:
 def test_from_a_virtual_environment(user: User, tmp_path: Path) -> None:
     """In an active virtual environment, `python` imports AMD's torch.
 
-    `pixi run python` imports the workspace's torch.
+    Even there, `pixi run python` imports the workspace's torch.
     """
     activation = make_virtual_environment(tmp_path / "venv")
     user.follow(VENV)
@@ -392,7 +392,7 @@ def test_from_a_conda_environment(user: User, with_pip: bool) -> None:
 
 
 def test_every_way_is_walked() -> None:
-    """The page has no section "From ..." without a test, and each ends with the check."""
+    """Each section "From ..." of the page has a test and ends with the check of torch."""
     names = {name for name in SECTIONS if name.startswith("From ")}
     assert names == {FORGE, PYPI, VENV, CONDA}
     for name in names:

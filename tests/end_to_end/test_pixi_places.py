@@ -2,7 +2,8 @@
 """Fifty hostile packages (support/places.py), installed by a real pixi alone.
 
 support/places.py lists the packages through which pixi writes outside the prefix. SECURITY.md
-describes them. If a newer pixi refuses one of them, the test fails: then correct both.
+describes them. If a newer pixi refuses one of these packages, the test fails, and both files must
+be corrected.
 """
 
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_installed_by_pixi_alone(name: str, tmp_path: Path) -> None:
         'platforms = ["linux-64"]\n[dependencies]\npython = "*"\nalpha = "*"\nbeta = "*"\n'
     )
     before = tree(machine.out)
-    # The second run repairs the environment that the first has installed.
+    # The second run repairs the environment that the first run has installed.
     for _ in range(2):
         pixi("install", cwd=folder, code=None)
     assert (folder / "pixi.lock").exists()

@@ -30,10 +30,11 @@ from forge.generated import FOR_CUDA
 
 pytestmark = pytest.mark.pixi
 
-# PyPI's packages that the tables hide: those with the names of ours, and those that require CUDA.
+# Packages of PyPI that the tables hide: packages with the names of ours, and packages that require
+# CUDA.
 HIDDEN = {*filter(None, pypi.read_names(CHECKOUT / "recipes").values()), *FOR_CUDA}
 LOCKED_WHEEL = re.compile(r"pypi: \S+?/(\w+)-([\d.]+)-py3")
-# Orders of commands. Each has the commands before `pixi add --pypi NAME`, and those after it.
+# Orders of commands: the commands before `pixi add --pypi NAME`, and the commands after it.
 ORDERS = {
     "first": (["add python numpy pytorch triton"], []),
     "after a lock": (["add python numpy pytorch triton", "lock"], []),
@@ -44,7 +45,7 @@ ORDERS = {
     "ours one by one": (["add pytorch", "add python", "add numpy", "add triton"], ["update"]),
     "removed and added": (["add python numpy pytorch triton"], ["remove triton", "add triton"]),
 }
-# Commands that are run with --no-install: they then only lock. To install files from PyPI, pixi
+# Commands that are run with --no-install, so that they only lock. To install files from PyPI, pixi
 # would need a real Python.
 WITHOUT_INSTALL = ("add", "remove", "update", "upgrade")
 
@@ -97,7 +98,7 @@ class User:
     def list_pypi_packages(self) -> set[str]:
         """Return the names of the locked packages that are from PyPI.
 
-        Of the packages in ADDED and REFUSED, the lock must have the new release.
+        If these include packages in ADDED or REFUSED, they must have the version NEW.
         """
         lock = self.folder / "pixi.lock"
         if not lock.exists():
@@ -112,7 +113,8 @@ class User:
     def try_to_add(self, *names: str) -> set[str]:
         """Run `pixi add --pypi NAMES`, and return the locked packages that are from PyPI.
 
-        If there are none, pixi must have named what is missing, without changing the manifest.
+        If no package from PyPI is locked, pixi must have named an unsatisfied requirement, and must
+        not have changed the manifest.
         """
         manifest = self.folder / "pixi.toml"
         before = manifest.read_text()
@@ -126,14 +128,14 @@ class User:
 
 def read_table(name: str) -> str:
     """Return a table of docs/pypi.md, as users paste it."""
-    # A later block has AMD's own wheels instead.
+    # The first block of the page has our tables. A later block is for AMD's own wheels.
     block = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "docs/pypi.md").read_text())[0]
     (text,) = re.findall(rf"(?ms)^\[{re.escape(name)}.*?(?=^\[|\Z)", block)
     return text
 
 
 def make_packages(folder: Path, *names: str) -> Source:
-    """Make a channel of one-file packages with the names of our packages or conda-forge's."""
+    """Make a channel of packages of one file, named as our packages or those of conda-forge."""
     versions = {"pytorch": "2.13.0", "triton": "3.7.1", "torchvision": "0.28.0", "python": "3.12.5"}
     source = Source(folder, CHECKOUT / "recipes")
     for name in names:
@@ -142,9 +144,9 @@ def make_packages(folder: Path, *names: str) -> Source:
     return source
 
 
-# The tables of docs/pypi.md that a workspace needs, by who writes the index of our channel. Our own
-# index has our packages' names on PyPI. If a host writes the index, the workspace needs a table of
-# these names.
+# The tables of docs/pypi.md that a workspace needs. "published": we write the index of our channel,
+# and it has our packages' names on PyPI. "hosted": a host such as prefix.dev writes the index
+# without these names, so the workspace needs a table of them.
 TABLES = {"published": ["pypi-exclude-newer", "pypi-dependencies"]}
 TABLES["hosted"] = ["workspace.conda-pypi-map", *TABLES["published"]]
 
@@ -157,8 +159,8 @@ def channels(
     folder = tmp_path_factory.mktemp("channels")
     ours = make_packages(folder / "local" / "ours", "pytorch", "triton", "torchvision")
     PublishedChannel(folder / "ours").publish(ours)
-    # As in the committed records, some records of conda-forge have their names on PyPI. pixi then
-    # does not ask the mapping for names.
+    # As in the committed records, some records of conda-forge have the package's name on PyPI. pixi
+    # then does not look for names in its mapping.
     make_packages(folder / "theirs", "python", "numpy", "safetensors")
     file = folder / "theirs/linux-64/repodata.json"
     data = json.loads(file.read_bytes())
@@ -208,9 +210,9 @@ def test_ours_stays(
 
 @pytest.mark.parametrize("commands", [[], ["lock"]])
 def test_without_the_tables(tmp_path: Path, index: str, commands: list[str]) -> None:
-    """Without the tables, pixi locks PyPI's torch over ours: the tests above can fail.
+    """Without the tables, pixi locks PyPI's torch over ours, so the tests above can fail.
 
-    A lock that exists before `pixi add --pypi` makes no difference.
+    Whether a lock exists before `pixi add --pypi` makes no difference.
     """
     make_packages(tmp_path / "ours", "pytorch", "triton")
     without_purls(tmp_path / "ours")
@@ -283,7 +285,8 @@ def test_twelve_packages(
     user = User(pixi, copy_workspace(workspace, tmp_path / "w", index))
     if locked == "after":
         user("lock")
-    # Two workspaces suffice for the refusals: all have the same tables, as test_locks.py checks.
+    # Refusals are tested in only two workspaces, because all workspaces have the same tables, as
+    # test_locks.py checks.
     if workspace in ("README", "attention"):
         for refused in REFUSED:
             assert user.try_to_add(refused) == set()
@@ -299,7 +302,7 @@ def test_twelve_packages(
 
 
 def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path) -> None:
-    """The index of a local channel has our packages' names on PyPI: no table is needed."""
+    """A local channel needs no table, because its index has our packages' names on PyPI."""
     source = make_packages(tmp_path / "local", "pytorch", "triton")
     user = User(pixi, tmp_path / "w")
     user.write(index, channels=[source.folder.as_uri()])
@@ -333,10 +336,10 @@ def test_each_name_of_ours_on_pypi(pixi: Pixi, index: str, tmp_path: Path, locke
 def test_the_readmes_workspace_on_other_platforms(
     pixi: Pixi, index: str, tmp_path: Path, platforms: Sequence[str]
 ) -> None:
-    """Our packages are for linux-64 only.
+    """On platforms other than linux-64, which our packages are for, README's workspace also locks.
 
-    Other platforms get conda-forge's pytorch if the manifest requires pytorch for all platforms,
-    and none otherwise.
+    These platforms get conda-forge's pytorch if the manifest requires pytorch for all platforms,
+    and no pytorch otherwise.
     """
     user = User(pixi, copy_workspace("README", tmp_path / "w", index))
     manifest = user.folder / "pixi.toml"

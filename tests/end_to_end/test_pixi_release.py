@@ -22,7 +22,7 @@ class User(Pixi):
 
     def __init__(self, release: Release, folder: Path) -> None:
         super().__init__(folder / "home", release.mirrors)
-        # The cache of the build has most packages, unpacked.
+        # Use the cache of the build, in which most packages are already unpacked.
         self.cache = str(release.cache)
         self.folder = copy_stack("attention", folder)
         fit(self.folder / "pixi.toml")
@@ -54,7 +54,7 @@ def test_install_and_run(release: Release, user: User) -> None:
 
 
 def test_exec(user: User, tmp_path: Path) -> None:
-    """`pixi exec` runs the doctor without a workspace, whatever it finds on this machine."""
+    """`pixi exec` runs the doctor without a workspace. The doctor may report problems."""
     words = ("exec", *CHANNELS, "--spec", "strix-validate", "strix-validate")
     version = user(*words, "--version", cwd=tmp_path)
     assert version.splitlines()[-1].startswith("strix-validate 0.")
@@ -62,7 +62,8 @@ def test_exec(user: User, tmp_path: Path) -> None:
     assert re.search(r"doctor/gpu +(passed|failed)", report)
     (records,) = Path(user.cache).glob("cached-envs-*/*/conda-meta")
     names = {file.stem.rsplit("-", 2)[0] for file in records.glob("*.json")}
-    # The stand-in's python includes the libraries that conda-forge's requires as packages.
+    # The python of the stand-in includes the libraries that the python of conda-forge requires as
+    # packages, so there are fewer packages than with conda-forge.
     assert "strix-validate" in names and "strix-emulate" not in names
     assert 10 < len(names - {"python"}) <= 25
 
@@ -80,7 +81,7 @@ def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
     offline = [require("unshare"), "--net", "--map-root-user"]
     user = User(release, tmp_path)
     user("lock", cwd=user.folder)
-    config = user.home / ".pixi" / "config.toml"  # pixi-pack does not look for one
+    config = user.home / ".pixi" / "config.toml"  # pixi-pack does not search for this file.
     words = [pack, "--config", config, user.folder, "-o", tmp_path / "stack.tar"]
     run(words, user.environment, cwd=tmp_path)
     # The machine that unpacks the file has another home folder and no cache.
@@ -94,7 +95,10 @@ def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
 
 
 def test_the_release_uploads_with_options_that_pixi_has(tmp_path: Path) -> None:
-    """pixi accepts the options of `pixi upload` in release.yml; with --help it uploads nothing."""
+    """pixi accepts the options that release.yml passes to `pixi upload`.
+
+    The test adds --help, so that pixi uploads nothing.
+    """
     text = (CHECKOUT / ".github/workflows/release.yml").read_text()
     words = shlex.split(text.partition("\n          pixi upload ")[2].partition(" published/")[0])
     assert words[0] == "prefix"

@@ -16,7 +16,10 @@ pytestmark = pytest.mark.pixi
 
 
 class Clone:
-    """The release's checkout, whose packages are built, locked by pixi from the stand-in."""
+    """The checkout of the release, in which all packages are built.
+
+    pixi locks the root workspace again, from the stand-in for conda-forge.
+    """
 
     def __init__(self, release: Release) -> None:
         self.folder = release.checkout
@@ -47,7 +50,7 @@ def test_tasks(clone: Clone) -> None:
 
 
 def test_build_all(clone: Clone) -> None:
-    """In pixi's environment the built packages are up to date, and a missing one is built."""
+    """In pixi's environment, built packages are up to date, and only a missing package is built."""
     plan = run([clone.folder / "forge", "plan", "--json"], clone.pixi.environment).stdout
     actions = {step["recipe"]: step["action"] for step in json.loads(plan)}
     assert actions == dict.fromkeys(RECIPES, "up-to-date")
@@ -59,7 +62,7 @@ def test_build_all(clone: Clone) -> None:
 
 
 def test_lock_install_run(clone: Clone) -> None:
-    """The driver runs pixi in a copy of the stack in build/, which names the channels in use."""
+    """The driver runs pixi in a copy of the stack in build/. The copy names the channels in use."""
     fit(clone.folder / "stacks" / "attention" / "pixi.toml")
     clone.run_task("lock", "attention")
     clone.run_task("install", "attention")
@@ -75,7 +78,7 @@ def test_test(clone: Clone) -> None:
     assert "passed" in clone.run_task("test", "tests/unit/test_network.py", "-q")
 
 
-# Command lines, and a part of their output. An empty part stands for a command that is refused.
+# Command lines, each with a part of its output. An empty text means that the command is refused.
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -29,7 +29,7 @@ from forge.project import SUBDIRS
 pytestmark = pytest.mark.pixi
 
 BACKEND = "pixi-build-rattler-build"
-# The package that a workspace requires of a recipe whose package has another name.
+# The package that a workspace requires, for recipes that have no package with the recipe's name.
 OUTPUTS = {"rocm-sdk": "rocm-sdk-core", "pytorch": "libtorch"}
 # The packages that this machine can build without torch, and their recipes. The other packages are
 # only rendered as pixi renders them for a build, in tests/unit/test_plain_rendering.py.
@@ -45,10 +45,10 @@ RECIPE_BY_PACKAGE = {
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The URLs of the committed records and of our packages' records, by public URL."""
+    """The local URLs of conda-forge's committed records and of our records, by public URL."""
     folder = tmp_path_factory.mktemp("records")
     specs = set()
-    for python in ("3.12", "3.13"):  # pixi resolves a recipe for both
+    for python in ("3.12", "3.13"):  # pixi resolves each recipe for both versions.
         rendered = Rendered({}, python)
         rendered.repodata(folder / "ours", Solver(folder / f"solver-{python}", rendered)._has)
         for recipe in RECIPES:
@@ -63,9 +63,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 
 def add_missing_records(index: Path, specs: set[str]) -> None:
-    """Add records for the packages that lacks.yaml lists: the committed records lack them.
+    """Add records for the packages that lacks.yaml lists, which the committed records lack.
 
-    The records have no files. Each has the highest version that the requirements `specs` name.
+    No package files exist for these records. Each record has the highest version that the
+    requirements `specs` name.
     """
     requirements = re.findall(r"^(\S+) [=>~]*(\d[\w.]*)", "\n".join(specs), re.M)
     requirements.sort(key=lambda requirement: Version(requirement[1].rstrip(".")))
@@ -126,7 +127,7 @@ class Workspace(Pixi):
 
     @property
     def environment(self) -> dict[str, str]:
-        # Otherwise pixi would install the build backend from conda-forge.
+        # Without this variable, pixi would install the build backend from conda-forge.
         override = {"PIXI_BUILD_BACKEND_OVERRIDE": f"{BACKEND}={require(BACKEND)}"}
         return super().environment | override
 
@@ -165,7 +166,8 @@ def test_built_and_installed(release: Release, tmp_path: Path) -> None:
 
 
 def test_every_output_is_built_and_installed(conda_forge: str, tmp_path: Path) -> None:
-    """pixi builds and installs every output of a recipe, each with its own variant keys only."""
+    """pixi builds and installs every output of a recipe, each only with its own variant keys."""
+
     root = tmp_path / "checkout"
     sources = tmp_path / "pypi-sources"
     folder = tmp_path / "mine"
@@ -173,7 +175,7 @@ def test_every_output_is_built_and_installed(conda_forge: str, tmp_path: Path) -
         new_folder.mkdir()
     copy_checkout(root, packages=False)
     one_python(root)
-    # Other tests may leave several files of one name in build/sources. One of them suffices.
+    # Other tests may leave several files with the same name in build/sources. Any of them will do.
     files = {file.name: file for file in CHECKOUT.glob("build/sources/*/*")}
     for name, file in files.items():
         if file.suffix in (".whl", ".gz"):

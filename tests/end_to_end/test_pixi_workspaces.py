@@ -46,7 +46,7 @@ EXAMPLE, *_ = re.findall(r"(?ms)^```toml\n(.*?)^```", PAGE)
 
 @pytest.mark.pixi
 def test_one_lock_for_every_machine(pixi: Pixi, tmp_path: Path) -> None:
-    """The environment for Strix Halo has our pytorch, and the other ones have conda-forge's.
+    """The environment for Strix Halo has our pytorch, and the others have conda-forge's pytorch.
 
     No environment has torch or triton from PyPI.
     """
@@ -72,7 +72,7 @@ def test_one_lock_for_every_machine(pixi: Pixi, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def both_pythons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pixi]:
-    """A pixi user. The channels have conda-forge's committed records, and ours for two Pythons."""
+    """A pixi user, whose channels have conda-forge's committed records and ours for two Pythons."""
     folder = records_of_both(tmp_path_factory.mktemp("records"), "3.12", "3.13")
     write_mapping(folder / "mapping", pytorch="torch")
     with served(folder, Revalidating) as url:
@@ -138,7 +138,7 @@ def test_the_example_of_several_stacks(both_pythons: Pixi, tmp_path: Path, pytho
 
 @pytest.mark.pixi
 def test_a_torch_for_every_environment_does_not_lock(both_pythons: Pixi, tmp_path: Path) -> None:
-    """An environment without conda's pytorch cannot have PyPI's torch: the tests above can fail."""
+    """A workspace does not lock if one environment lacks our pytorch and requires PyPI's torch."""
     text = (CHECKOUT / COMBINED_MANIFEST).read_text()
     text = text.replace('default = ["attention"]', 'attention = ["attention"]')
     write_manifest(tmp_path, f'{text}\n[pypi-dependencies]\ntorch = "*"\n', "3.12")
@@ -146,7 +146,7 @@ def test_a_torch_for_every_environment_does_not_lock(both_pythons: Pixi, tmp_pat
 
 
 def test_the_dockerfile_is_well_formed() -> None:
-    """Every image has a tag, and what is copied from the first image keeps its path."""
+    """Every image has a tag, and files that are copied from the first image keep their paths."""
     instructions = read_instructions()
     assert {name for name, _ in instructions} <= INSTRUCTIONS
     for image in list_images():
@@ -192,11 +192,12 @@ def write_base_image(folder: Path, home: Path, *programs: str) -> None:
     """
     executables = {Path(require(name)) for name in ("bash", "sh", *programs)}
     python = [sys._base_executable, *Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so")]
-    # rattler stands for all wheels with code in Rust.
+    # The libraries of py-rattler represent those of all wheels with code in Rust.
     python += Path(rattler.__file__).parent.glob("*.so")
     ldd = subprocess.run(["ldd", *executables, *python], capture_output=True, text=True).stdout
     libraries = {Path(path) for path in re.findall(r"\s(/\S+) \(0x", ldd)}
-    certificates = Path("/etc/ssl/certs/ca-certificates.crt")  # pixi does not start without them
+    # pixi does not start without certificates.
+    certificates = Path("/etc/ssl/certs/ca-certificates.crt")
     for name in ("bin", "lib", "lib64"):
         (folder / "usr" / name).mkdir(parents=True)
         (folder / name).symlink_to(f"usr/{name}")
@@ -219,7 +220,7 @@ def test_the_image_is_built(release: Release, tmp_path: Path) -> None:
     builder = find_builder()
     folder = copy_stack("attention", tmp_path)
     fit(folder / "pixi.toml")
-    Pixi(tmp_path / "home", release.mirrors)  # writes the configuration in this home folder
+    Pixi(tmp_path / "home", release.mirrors)  # Writes pixi's configuration to this home folder.
     tags = []
 
     def build_image(name: str, context: Path) -> str:
@@ -227,7 +228,7 @@ def test_the_image_is_built(release: Release, tmp_path: Path) -> None:
         tag = f"localhost/strix-forge-test-{name}"
         tags.append(tag)
         command = [builder, "build", "--network", "host", "--pull=false", "-t", tag, context]
-        # This isolation needs no rights on control groups.
+        # With this isolation, buildah needs no access to control groups.
         environment = os.environ | {"BUILDAH_ISOLATION": "chroot"}
         run(command, environment, cwd=tmp_path)
         return tag
@@ -241,7 +242,7 @@ def test_the_image_is_built(release: Release, tmp_path: Path) -> None:
             text = text.replace(image, build_image(name, tmp_path / name))
         (folder / "Dockerfile").write_text(text)
         stack = build_image("stack", folder)
-        # The builds of these images run the stack's image.
+        # The builds of the following images run programs in the stack's image.
         context = tmp_path / "done"
         context.mkdir()
         entry_point = json.loads(dict(read_instructions())["ENTRYPOINT"])

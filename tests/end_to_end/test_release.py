@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A release from build to use: build on the conda-forge base, publish, serve, lock, install, run.
 
-conda-forge is a stand-in on loopback (support/stand_in.py). Its pytorch is a text file. Here the
-driver locks and installs. In test_pixi_release.py, pixi does so.
+conda-forge is replaced by a stand-in on loopback (support/stand_in.py), whose pytorch is a text
+file. In these tests, the driver locks and installs. In test_pixi_release.py, pixi locks and
+installs.
 """
 
 from pathlib import Path
@@ -30,7 +31,7 @@ class User:
         for name in ("recipes/bases", "variants.yaml"):
             (self.home / name).symlink_to(CHECKOUT / name)
         self.environment = release.environment | {
-            # The cache of the build has most packages, unpacked.
+            # Use the cache of the build, in which most packages are already unpacked.
             "RATTLER_CACHE_DIR": str(release.cache),
             "HOME": str(self.home),
             "FORGE_ROOT": str(self.home),
@@ -45,9 +46,9 @@ class User:
 
 
 def test_what_was_published(release: Release) -> None:
-    """Every published package is complete and tested, and none is bound to a host.
+    """Every published package is complete and tested, and no package is host-bound.
 
-    Neither the file name nor the index nor the package itself has the mark of a host.
+    The mark of a host-bound package is missing in its file name, in the index and in its metadata.
     """
     packages = release.packages()
     assert packages.keys() == {*OUTPUTS}
@@ -57,7 +58,8 @@ def test_what_was_published(release: Release) -> None:
     for file in packages.values():
         index = Package(file).index
         assert not index["build"].startswith(HOST_BOUND) and index["name"] in file.name
-    # These requirements are run exports of the stand-in's compilers, as of conda-forge's.
+    # These requirements come from the run exports of the compilers, as with conda-forge's
+    # compilers.
     requirements = Package(packages["strix-emulate-hip"]).index["depends"]
     assert {"libgcc >=14", "__glibc >=2.28,<3.0.a0"} <= {*requirements}
     assert "built  " not in release.build(), "the second run built something"
@@ -84,7 +86,8 @@ def test_lock_of_what_was_published(release: Release, user: User) -> None:
 def test_installed_and_run(user: User) -> None:
     """The stack installs, and its programs start.
 
-    test_readme.py computes with PyTorch and flash-attn, from the same recipes on the host base.
+    test_readme.py computes with PyTorch and flash-attn, which the same recipes build on the host
+    base.
     """
     user.forge("install", "attention", "-e", "emulated")
     prefix = user.copy / ".pixi" / "envs" / "emulated"
@@ -98,7 +101,7 @@ def test_installed_and_run(user: User) -> None:
 def test_what_is_host_bound_is_found(attention_stack: Path) -> None:
     """host_bound() finds host-bound packages in a channel, a lock and an environment.
 
-    So the tests above can fail.
+    This shows that the tests above can fail.
     """
     copy = attention_stack / "build/stacks/attention"
     for path in (attention_stack / "channel", copy / "pixi.lock", copy / ".pixi/envs/default"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The checks of the stacks diffusion and finetune pass, and fail when a fault is planted.
 
-The stacks are installed from the host base. No Hugging Face hub can be reached, so code that
-requests one fails.
+The stacks are installed from the host base. Hugging Face's hub cannot be reached, so code that
+requests a file from the hub fails.
 """
 
 import json
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from support.project import CHECKOUT, forge
 
-# Runs the check of the stack twice. For the second run, attention in float32 has a wrong softmax
-# scale; the reference does not compute in float32. Also compares the names of diffusers' backends
-# in the table of `strix-validate models` with diffusers' own names.
+# This program runs the check of the stack twice. In the second run, attention in float32 has a
+# wrong softmax scale. The reference is not affected, because it does not compute in float32. The
+# program also compares the names of diffusers' backends in the table of `strix-validate models`
+# with diffusers' own names.
 DIFFUSION = """
 import contextlib, io, json, sys, torch
 sys.path.insert(0, sys.argv.pop(1))
@@ -82,7 +83,7 @@ def test_finetune(built: Path, tmp_path: Path) -> None:
     status, output = result["whole"]
     assert status == 0 and output.count("correct  ") == 2 and "WRONG" not in output
     # The host base has no bitsandbytes. docs/evidence/2026-11-23-bitsandbytes-by-hand.md describes
-    # a run with PyPI's.
+    # a run with PyPI's bitsandbytes.
     assert "SKIPPED  NF4: bitsandbytes is not installed" in output
     assert result["check"].pop("none") == 0
     assert len(result["check"]) == 9 and {*result["check"].values()} == {1}, result["check"]

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from support.project import FILTER, drive
 
-# Names of checks by tier of the validator. There is one for each kind of kernel, and one for each
-# property that changes its code: the tiles of a real head dimension, the LDS of wide heads, an FP8
-# cache, bfloat16, quantized weights. The package test of vLLM runs all checks.
+# Names of checks by tier of the validator. There is a check for each kind of kernel, and a check
+# for each property that changes a kernel's code: the tiles of a real head dimension, the LDS of
+# wide heads, an FP8 cache, bfloat16, quantized weights. The package test of vLLM runs all checks.
 TIERS = {
     "kernels": ("prefill-d128", "decode-d128", "prefill-d512", "moe-prefill", "awq", "mla-decode"),
     "attention": (
