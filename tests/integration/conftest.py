@@ -13,7 +13,7 @@ from support.workflow_runner import SKIPPED, SUCCESS, Run
 
 @pytest.fixture(scope="session")
 def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosting]:
-    """Makes repositories, whose machines share a conda-forge."""
+    """Makes repositories. The machines of all repositories share a stand-in for conda-forge."""
     folder = tmp_path_factory.mktemp("hosted")
     hosted.make_conda_forge(folder / "conda-forge")
     with served(folder / "conda-forge") as conda_forge:
@@ -22,7 +22,7 @@ def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosting]:
 
 @pytest.fixture(scope="session")
 def published_hub(hosting: Hosting) -> Hub:
-    """A repository in which a push has published all packages without an interruption."""
+    """A repository that has published all packages, in a run without interruptions."""
     hub = hosting.hub("whole")
     run = Run(hub, "channel.yml")
     results = run.start("push", hosted.CODE)

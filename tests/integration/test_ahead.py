@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Before a build fetches anything, it checks that conda-forge satisfies all requirements.
 
-The conda-forge of these tests is an index only. It has one record for each requirement, in a
-version that satisfies it.
+The conda-forge of these tests is only an index. For each requirement, it has the record of a
+version that satisfies the requirement.
 """
 
 import re
@@ -26,7 +26,7 @@ Packages = dict[str, dict[str, Any]]
 
 
 def package(name: str, version: str, build: str = "0", depends: tuple[str, ...] = ()) -> Packages:
-    """Return the record of a package, by its file name."""
+    """Return a dict with the file name and the record of a package."""
     file = f"{name}-{version}-{build}.conda"
     record = {"name": name, "version": version, "build": build, "build_number": 0}
     return {file: record | {"subdir": "linux-64", "depends": [*depends], "sha256": "0" * 64}}
@@ -65,7 +65,7 @@ def complete(recipes: RecipeSet, steps: list[Step]) -> Packages:
         name = parse_package_name(spec)
         if name in recipes.owner or name.startswith("__") or name == "python":
             continue
-        # rattler-build adds the version of the variant key that has the name of the package.
+        # If a variant key has the name of a package, rattler-build adds the key's value as version.
         spec = f"{spec} {variants.get(spec.replace('-', '_'), '')}"
         match = re.search(r"(?<![!<\w.])=*([\d][\w.]*)", spec.removeprefix(name))
         version = match[1].rstrip(".") if match else "0"
@@ -84,7 +84,10 @@ def write_index(folder: Path, packages: Packages) -> None:
 def find_reasons(
     recipes: RecipeSet, steps: list[Step], tmp_path: Path
 ) -> Callable[[Packages], dict[str, str]]:
-    """A function that returns, by recipe, what a conda-forge with these packages cannot satisfy."""
+    """A function that returns, by recipe, the reason why conda-forge cannot satisfy requirements.
+
+    Its argument is the packages of conda-forge.
+    """
 
     def find(packages: Packages) -> dict[str, str]:
         folder = tmp_path / "theirs"
@@ -97,7 +100,7 @@ def find_reasons(
 
 
 def without(packages: Packages, name: str) -> Packages:
-    """Return all records but those of one package, of which there must be some."""
+    """Return all records except those of one package. The package must have a record."""
     others = {file: record for file, record in packages.items() if record["name"] != name}
     assert len(others) < len(packages)
     return others
@@ -117,9 +120,9 @@ def test_what_is_missing_is_named(complete: Packages, find_reasons: Callable) ->
 
 
 def test_what_does_not_solve_together_is_said(complete: Packages, find_reasons: Callable) -> None:
-    """All packages exist, but one requires another pytorch than ours.
+    """All required packages exist, but one of them requires another pytorch than ours.
 
-    Strict channel priority forbids conda-forge's pytorch.
+    Strict channel priority forbids the solver to choose conda-forge's pytorch instead.
     """
     timm = package("timm", "1.0.26", depends=("pytorch <2",))
     reasons = find_reasons(without(complete, "timm") | timm)

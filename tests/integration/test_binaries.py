@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The package checks accept correct shared libraries and refuse faulty ones. gcc links both."""
+"""The package checks accept correct shared libraries and refuse faulty ones.
+
+gcc links the libraries of these tests.
+"""
 
 import subprocess
 import sys
@@ -63,7 +66,7 @@ def test_closure(prefix: Path) -> None:
     assert binaries.check([hip], prefix, 0, True) == []
     other = library(prefix, "libc10.so")
     assert "no file needs libaotriton_v2" in binaries.check([other], prefix, 0, True)[0]
-    # Only AOTriton requires this library, and not libtorch_hip itself.
+    # AOTriton requires this library, and libtorch_hip does not.
     (prefix / "opt/rocm/lib/libamdhip64.so.7").unlink()
     (reason,) = binaries.check([hip], prefix, 0, True)
     assert reason.startswith(str(prefix / "lib/libaotriton")) and "needs libamdhip64" in reason
@@ -72,7 +75,8 @@ def test_closure(prefix: Path) -> None:
 def test_libraries_of_other_packages(prefix: Path) -> None:
     """The check does not judge the search paths of libraries from other packages.
 
-    Such a library may require a library that is not on its search path, if ours has loaded it.
+    A library of another package may require a library that is not on its search path, if our
+    library loads the required library first.
     """
     library(prefix, "libstdc++.so.6")
     library(
@@ -92,7 +96,7 @@ def test_libraries_of_other_packages(prefix: Path) -> None:
 
 
 def test_aotriton_of_another_folder(prefix: Path) -> None:
-    """libtorch_hip must load the AOTriton in lib/: a copy in another folder finds no images."""
+    """libtorch_hip must load the AOTriton in lib/, because a copy elsewhere finds no images."""
     library(prefix, "libaotriton_v2.so.0.12.0", folder="lib/torch")
     needs = ("libaotriton_v2.so.0.12.0",)
     hip = library(prefix, "libtorch_hip.so", needs=needs, rpath="$ORIGIN/torch")
@@ -147,7 +151,7 @@ def aotriton(prefix: Path) -> Path:
 
 
 def link_aotriton(prefix: Path, **changes: object) -> None:
-    """Link the AOTriton library. `changes` replace its correct properties."""
+    """Link the AOTriton library. `changes` are properties that differ from the correct ones."""
     properties = {
         "needs": ("libamdhip64.so.7", "liblzma.so.5"),
         "comment": "AOTriton 0.12.0",
@@ -194,7 +198,7 @@ def test_an_aotriton_without_images(aotriton: Path) -> None:
 def sdk(tmp_path: Path) -> Path:
     """A prefix with our amdsmi and with files as in the ROCm SDK.
 
-    libamd_smi requires a library in a folder of its own.
+    As in the SDK, libamd_smi requires a library in the folder rocm_sysdeps/lib.
     """
     prefix = tmp_path / "prefix"
     site = prefix / "lib" / "python3.12" / "site-packages" / "amdsmi"
@@ -204,7 +208,7 @@ def sdk(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
     (site / "__init__.py").write_text(AMDSMI.read_text())
     (module / "__init__.py").write_text("from .amdsmi_wrapper import which\n")
-    # As AMD's generated wrapper, this one raises a KeyError if no library loads.
+    # Like AMD's generated wrapper, this wrapper raises a KeyError if no library can be loaded.
     (module / "amdsmi_wrapper.py").write_text(
         "import ctypes, os\n"
         "libraries = {}\n"
@@ -253,7 +257,7 @@ def run_python(prefix: Path, code: str, **environment: str) -> str:
 def test_amdsmi_takes_its_own_library(sdk: Path, tmp_path: Path) -> None:
     """amdsmi loads the library of our SDK, even if ROCM_HOME names another ROCm.
 
-    It leaves ROCM_HOME as it was.
+    After the import, ROCM_HOME has its old value.
     """
     other = tmp_path / "other"
     link_amd_smi(other / "lib", 2)

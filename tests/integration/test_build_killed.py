@@ -12,8 +12,8 @@ import pytest
 from support.faults import Forks, library
 from support.project import MiniProject, processes_in
 
-# The system calls at which the driver is killed, as faults.c reads them: CALL:COUNT:0:PATH. Reads
-# of a log are not among them, because their number depends on the clock.
+# The system calls at which the driver is killed, in the form CALL:COUNT:0:PATH that faults.c reads.
+# Reads of a log are left out, because the number of reads depends on the clock.
 KILLS = [
     "mkdir:1:0:/staging/beta",
     "open:1:0:/beta/session",
@@ -31,7 +31,7 @@ KILLS = [
 ]
 # Unless FORGE_KILLS is set, only every fifth call is tested.
 STEP = 1 if os.environ.get("FORGE_KILLS") else 5
-# A system call, the error with which it fails, and a part of its path.
+# System calls that fail. Each has the name of the call, its error, and a part of its path.
 FAULTS = [
     ("rename", "EXDEV", "/noarch/beta"),
     ("fsync", "EIO", "/.partial-beta"),

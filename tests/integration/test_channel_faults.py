@@ -29,13 +29,15 @@ def read_logs(hub: Hub) -> str:
 
 @needs_time
 def test_lost_in_each_part_of_the_chain(hosting: Hosting, published_hub: Hub) -> None:
-    """The published files are the same although each job loses its machine.
+    """The published files do not change if each job loses its machine once.
 
-    Machines are lost during a build, and while a job passes on its cache or its packages.
+    Machines are lost during a build, and while a job passes its cache or its packages to the next
+    job.
     """
     hub = hosting.hub("chain-hub", hosting.copy_source("chain", CHAIN))
     run = Run(hub, "channel.yml")
-    # For each attempt the points at which machines stop, by job. The last one is checked.
+    # For each attempt, the points at which machines stop, by job. The result of the last job is
+    # checked.
     stops_by_attempt = [
         {"plan": ("list", "kill")},
         {"sdk / build": ("artifact", "kill")},
@@ -60,7 +62,7 @@ def test_lost_in_each_part_of_the_chain(hosting: Hosting, published_hub: Hub) ->
         else:
             assert results[job] == FAILURE, run.log
             assert f"{label}: lost at {point}" in run.log
-        assert not hub.stops, "a machine did not reach the point at which it stops"
+        assert not hub.stops, "a machine did not reach the point at which it should stop"
     results = run.rerun_failed()
     assert results["publish"] == SUCCESS, run.log
     require_chain(hub, published_hub)
@@ -70,17 +72,14 @@ def test_lost_in_each_part_of_the_chain(hosting: Hosting, published_hub: Hub) ->
 
 
 def require_chain(hub: Hub, published_hub: Hub) -> None:
-    """Require that a hub has published the recipes of CHAIN, with the same files as the other."""
+    """Require that `hub` has published the recipes of CHAIN, with the files of `published_hub`."""
     files = hosted.read_published(hub)
     assert list_names(files) == {*CHAIN}
     assert files.items() <= hosted.read_published(published_hub).items()
 
 
 def test_caches_that_are_too_large(hosting: Hosting, published_hub: Hub) -> None:
-    """GitHub does not keep a cache that is too large.
-
-    The next job starts without it, and makes the same files.
-    """
+    """If GitHub does not keep a cache that is too large, the next job makes the same files."""
     hub = hosting.hub("large-hub", hosting.copy_source("large", CHAIN))
     hub.cache_limit = 10
     hub.stops = {"pytorch-1 / build": ("pytorch-install", "time")}
@@ -136,7 +135,8 @@ BAD_NAMES = [
 def test_a_name_that_no_channel_can_have(name: str, hosting: Hosting) -> None:
     """A bad name is refused before any build starts.
 
-    The workflow's own condition does not suffice: GitHub's `contains` ignores case.
+    The condition in the workflow does not suffice, because GitHub's function `contains` ignores
+    case.
     """
     hub = hosting.hub(f"name-{BAD_NAMES.index(name)}")
     hub.variables = {"CHANNEL_UNTESTED": name}
@@ -205,9 +205,10 @@ def test_an_artifact_that_is_damaged(fault: str, hosting: Hosting, published_hub
 
 @needs_time
 def test_a_release_whose_machines_are_lost(hosting: Hosting, published_hub: Hub) -> None:
-    """A release promotes all packages although each job loses its machine.
+    """A release promotes all packages although each job loses its machine once.
 
-    The jobs lose it while they fetch, validate, pass on the validated files, and upload.
+    The machines are lost while the jobs fetch the files, validate them, pass the validated files
+    on, and upload them.
     """
     hub = hosted.switch_release_on(hosting.hub("release-lost", after=published_hub))
     run = Run(hub, "release.yml")
@@ -226,14 +227,14 @@ def test_a_release_whose_machines_are_lost(hosting: Hosting, published_hub: Hub)
 
 
 def test_the_workflow_on_the_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tests/rehearsal channel` runs the workflow, and installs the packages that it published.
+    """`tests/rehearsal channel` runs the workflow, and installs the published packages.
 
-    Here the recipes are small.
+    The recipes of this test are small.
     """
     monkeypatch.setattr(workflow, "DISK", hosted.DISK)
     place = checkout.Place.make(tmp_path / "rehearsal")
     hosted.write_repository(place.root)
-    shutil.copytree(CHECKOUT / "src", place.root / "src")  # with its package `channel`
+    shutil.copytree(CHECKOUT / "src", place.root / "src")
     (place.root / "build/sources").mkdir(parents=True)
     hosted.make_conda_forge(place.conda_forge)
     assert workflow.run_channel(place, ["rocm-sdk", "aotriton"]) == 0

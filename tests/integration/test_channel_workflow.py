@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run channel.yml and release.yml, and install from the channel that they publish.
 
-support/workflow_runner.py stands for GitHub. Its machines have small disks. conda-forge is a
-stand-in. The recipes are small, and have the names that the workflows use. The driver, the scripts
-of the steps and the packages are real.
+support/workflow_runner.py simulates GitHub, with machines that have small disks. conda-forge is
+replaced by a stand-in. The recipes are small, and have the names that the workflows use. The
+driver, the scripts of the workflows' steps and the packages are real.
 """
 
 import json
@@ -106,12 +106,12 @@ def test_pixi_installs_what_was_published(
 
 @needs_time
 def test_interrupted_in_each_stage(hosting: Hosting, published_hub: Hub) -> None:
-    """The published files are the same although each job loses its machine.
+    """The published files do not change if each job loses its machine once.
 
-    The time of all three jobs of pytorch is up, too.
+    In addition, all three jobs of pytorch run out of time once.
     """
     hub = hosting.hub("interrupted")
-    # Bytes. A cache has 57 at most, so that older caches are evicted.
+    # The limit is in bytes. A cache has 57 bytes at most, so older caches are evicted.
     hub.cache_limit = 120
     run = Run(hub, "channel.yml")
     points_by_label = {
@@ -127,12 +127,13 @@ def test_interrupted_in_each_stage(hosting: Hosting, published_hub: Hub) -> None
     lost = []
     for label, point in points_by_label.items():
         if label == "pytorch-3 / build":
-            # Before this job loses its machine, the time of all jobs of pytorch is up.
+            # Before this job loses its machine, all jobs of pytorch run out of time.
             hub.stops = {}
             for job, stage in zip(PYTORCH_JOBS, hosted.STAGES, strict=True):
                 hub.stops[f"{job} / build"] = (f"pytorch-{stage}", "time")
             results = run.rerun_failed()
-            # The driver's exit status 75 means that the time is up. Only the last job then fails.
+            # The driver's exit status 75 means that the time is up. Only the last of the three jobs
+            # fails with this status.
             assert [results[job] for job in PYTORCH_JOBS] == [SUCCESS, SUCCESS, FAILURE], run.log
             assert results["layer-1"] == SKIPPED and results["publish"] == SUCCESS
             names = {name.split("-1.0-")[0] for name in hosted.read_published(hub)}
@@ -176,7 +177,7 @@ def test_a_push_builds_what_it_changed(hosting: Hosting, published_hub: Hub) -> 
 def test_what_cannot_be_built_costs_what_needs_it(hosting: Hosting, published_hub: Hub) -> None:
     """If a recipe cannot be built, only its dependents are not built, and the rest is published.
 
-    One recipe requires a package that conda-forge lacks. The build of another one fails.
+    One recipe requires a package that conda-forge lacks. The build of another recipe fails.
     """
     source = hosting.copy_source("lacking")
     hosted.write_recipe(source, "flash-attn", ["strix-validate", "no-such-package >=2"])
@@ -248,7 +249,8 @@ def test_releases_that_do_not_answer_are_not_empty(
 ) -> None:
     """If a command of gh fails, the job `plan` fails.
 
-    If it took the release for empty, all packages would be built again under published names.
+    If the job considered the release empty, all packages would be built again with names that are
+    already published.
     """
     hub = hosting.hub(f"no-{command}", after=published_hub)
     fail = f'test "$2" != {command} || exit 1\nexec'
@@ -260,7 +262,7 @@ def test_releases_that_do_not_answer_are_not_empty(
 def test_a_recipe_without_a_job_is_an_error(hosting: Hosting) -> None:
     """The job `plan` fails if a recipe is in a layer for which the workflow has no job.
 
-    When a pipe hid this error, the workflow built nothing and succeeded.
+    In an earlier version, a pipe hid this error. The workflow then built nothing and succeeded.
     """
     source = hosting.copy_source("deep")
     hosted.write_recipe(source, "deeper", ["vllm"])
@@ -287,10 +289,10 @@ def test_the_files_that_were_validated_are_promoted_unchanged(
     assert {line.split()[0] for line in sums.splitlines()} == set(digests.values())
 
 
-# Faults of the machine with the GPU: a part of the simulated pixi, what replaces it, and the
-# results of the jobs.
+# Faults of the machine with the GPU: a part of the simulated pixi, the text that replaces the part,
+# and the results of the jobs.
 FAULTS = {
-    # The machine validates another file than the one that it fetched.
+    # The machine changes a file after it has fetched the file.
     "another file": (
         '*" --evidence "*)',
         '*" --evidence "*) for f in channel/noarch/vllm-*; do echo more >>"$f"; done;',

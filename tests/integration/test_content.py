@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A change of content rebuilds exactly the changed recipe and its dependents.
+"""A change of content rebuilds the changed recipe and its dependents, and no other recipe.
 
-New packages never replace old ones.
+New packages never replace old packages.
 """
 
 import shutil
@@ -69,8 +69,8 @@ def test_revert_gets_a_number_of_its_own(chain: MiniProject) -> None:
 def test_which_recipes_are_built(chain: MiniProject) -> None:
     """`rebuild` builds a recipe that is up to date, and `build` builds what a package requires.
 
-    `build --with-dependents` also builds what requires the package. A changed recipe that is not
-    named stays as it is.
+    `build --with-dependents` also builds the recipes that require the package. A changed recipe is
+    not built if the command does not select it.
     """
 
     def run(*words: str) -> set[str]:
@@ -122,7 +122,8 @@ outputs:
 def test_staged_outputs_are_one_recipe(project: MiniProject) -> None:
     """A change of the staging output's source or requirements rebuilds all outputs of a recipe.
 
-    The script of the staging output runs once, and the log has its output once.
+    In each build, the script of the staging output runs only once, and the log has the script's
+    text only once.
     """
     text = project.root / "local" / "text"
     text.parent.mkdir()

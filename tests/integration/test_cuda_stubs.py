@@ -19,8 +19,9 @@ from forge.hostbase.wheels import CUDA_STUBS
 pytest.importorskip("elftools")
 stubs = module(CHECKOUT / "recipes/bases/host/stub_cuda_libraries.py")
 
-# Libraries as in NVIDIA's wheels: a source and a version script by file name. The first has
-# versions, the second has none, and nobody uses a symbol of the third.
+# Libraries as in NVIDIA's wheels: for each file name, a source and a version script. Symbols of the
+# first library have versions, symbols of the second library have none, and the third library has
+# no symbols.
 NVIDIA = {
     "libcufake.so.13": (
         "int fakeOpen(int *n) { *n = 7; return 0; } int fakeTable[4] = {1, 2, 3, 4};"
@@ -32,7 +33,8 @@ NVIDIA = {
 }
 # A library of the machine that the wheel does not contain, such as libquadmath.so.0 for torch 2.15.
 MACHINE = ("libquad.so.0", "int quad(int n) { return 4 * n; }", "libquad.so.0 { global: quad; };")
-# Libraries as in torch's wheel. Python defines some of their symbols, and the other library some.
+# Libraries as in torch's wheel. Some symbols that libtorch_cuda.so requires are defined by Python,
+# and some by libtorch_cpu.so.
 TORCH = {
     "libtorch_cpu.so": "int own(void) { return 42; }",
     "libtorch_cuda.so": (
@@ -47,8 +49,8 @@ TORCH = {
         'int unused(double x) { return PyErr_Occurred() ? printf("%f", cbrt(x)) : 0; }\n'
     ),
 }
-# Prints the results of all functions of torch's library. PyErr_Occurred is looked up lazily, in the
-# interpreter.
+# This program prints the results of the functions of torch's library. The function `unused` is not
+# called: its symbol PyErr_Occurred would be looked up in the interpreter when it is first called.
 CALLS = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -71,7 +73,7 @@ def link(folder: Path, name: str, source: str, versions: str = "", *options: str
 
 @pytest.fixture
 def torch(tmp_path: Path) -> Path:
-    """The libraries of TORCH, linked with those of NVIDIA and the machine in other folders."""
+    """The libraries of TORCH. The libraries of NVIDIA and MACHINE are in other folders."""
     nvidia = tmp_path / "nvidia"
     machine = tmp_path / "machine"
     lib = tmp_path / "torch" / "lib"
@@ -95,7 +97,7 @@ def call_functions(library: Path) -> subprocess.CompletedProcess[str]:
 
 
 def make_stubs(lib: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the recipe's program, as the recipe does, on a wheel with the libraries in `lib`."""
+    """Run the program that makes stubs on a wheel with the libraries in `lib`."""
     files = {f"torch/lib/{path.name}": path.read_bytes() for path in lib.iterdir()}
     wheel = write_wheel(folder.parent, "torch", files=files)
     pyelftools = Path(sys.modules["elftools"].__path__[0]).parent
@@ -142,7 +144,7 @@ def test_a_stub_defines_nothing_else(torch: Path) -> None:
     "name", ["libcuda.so.1", "libnvidia-ml.so.1", "libstdc++.so.6", "libquadmath.so.0"]
 )
 def test_what_is_not_in_nvidias_wheels_is_not_stubbed(name: str) -> None:
-    """A stub would hide the driver's library, or compute wrong numbers instead of the machine's."""
+    """Libraries of the driver and of the machine get no stub, which would hide the real library."""
     library = stubs.Library([name], set(), [("init", "FUNC", "", ""), ("sinq", "FUNC", name, "Q")])
     assert stubs.plan_stubs({"libcaffe2_nvrtc.so": library}) == {}
 
@@ -165,7 +167,8 @@ def test_what_no_stub_can_have_is_refused(
         stubs.plan_stubs(libraries)
 
 
-# Computes with torch on the CPU. Only the lookup of a GPU may print warnings.
+# This program computes with torch on the CPU. Warnings are errors until the program has requested a
+# GPU.
 USE_TORCH = """
 import warnings
 warnings.simplefilter("error")
@@ -193,7 +196,7 @@ print("torch", torch.__version__, "is right")
 def test_pypis_torch_works_beside_them(project: MiniProject) -> None:
     """PyPI's torch works on the host base, which has stubs and no library of NVIDIA.
 
-    Its metadata requires no library of NVIDIA either.
+    The metadata of the host base's package of torch requires no package of NVIDIA either.
     """
     base = LocalChannel(project.root / "build" / "host-base")
     names = {record.name for record in base.records()}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """py-rattler and the validator's doctor detect the same virtual packages on recorded machines.
 
-A recorded machine is a small /sys/class. It is mounted over the real one in a mount namespace.
+A recorded machine is a small folder /sys/class. The tests mount it over the real /sys/class in a
+mount namespace.
 """
 
 import json
@@ -21,7 +22,8 @@ import hosts
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.virtual_packages import VARIABLES, detect
 
-# Prints the virtual packages for AMD GPUs that py-rattler detects, as JSON: versions by name.
+# This program prints the virtual packages for AMD GPUs that py-rattler detects. Its output is JSON,
+# with versions by name.
 DETECT = """\
 import json
 from rattler import VirtualPackage, VirtualPackageOverrides

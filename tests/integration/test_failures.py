@@ -15,7 +15,7 @@ from forge.files import sha256_file
 from forge.processes import kill_leftovers
 
 INSTALL = 'mkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{name}"\n'
-# A line of a script that waits until a condition holds, for ten minutes at most.
+# A line of a script that waits at most ten minutes until a condition is true.
 WAIT = "for _ in $(seq 6000); do {} && break; sleep 0.1; done\n"
 
 
@@ -39,9 +39,10 @@ def test_failing_script(project: MiniProject) -> None:
 def test_what_the_base_cannot_build_is_refused_before_anything_is_built(
     project: MiniProject,
 ) -> None:
-    """A recipe whose requirements the base lacks is refused before its requirements are built.
+    """A recipe is refused before any build if the base lacks one of its requirements.
 
-    Once the driver built those for an hour and only then printed what `plan` had known.
+    An earlier driver first built the recipe's other requirements for an hour, and only then printed
+    the reason that `plan` had printed at once.
     """
     project.recipe("alpha")
     project.recipe("beta", run=["alpha", "nowhere"])
@@ -60,8 +61,8 @@ def wait_for_other(own: Path, other: Path) -> str:
 def test_two_are_built_and_tested_side_by_side(project: MiniProject, tmp_path: Path) -> None:
     """Two recipes are built at the same time, then tested at the same time.
 
-    Each script waits for the other one, and each test waits for the other one. A recipe that
-    requires both is built after them.
+    Each of the two build scripts waits for the other script, and each of the two tests waits for
+    the other test. A recipe that requires both packages is built after them.
     """
     for name, other in (("alpha", "beta"), ("beta", "alpha")):
         script = wait_for_other(tmp_path / f"{name}-script", tmp_path / f"{other}-script")
@@ -87,9 +88,9 @@ def test_what_runs_beside_a_failure_is_finished(project: MiniProject, tmp_path: 
 
 
 def test_environment_of_a_test_that_does_not_solve(project: MiniProject) -> None:
-    """The driver prints why the environment does not solve.
+    """The driver prints the reason why the environment of a test does not solve.
 
-    rattler-build prints only that it failed to set up the environment.
+    rattler-build prints only that the environment cannot be set up.
     """
     recipe = project.recipe("alpha") / "recipe.yaml"
     test = "tests:\n  - {script: ['true'], requirements: {run: [python <3]}}"
@@ -125,7 +126,8 @@ def test_test_packages_fails_on_a_package_that_no_longer_passes(
 def test_finished_build_is_only_tested_again(project: MiniProject, tmp_path: Path) -> None:
     """If only the test of a package has failed, the next run does not build the package again.
 
-    The build may have taken hours, and the package may not be the reason of the failure.
+    The build may have taken hours, and the test may have failed for a reason outside of the
+    package.
     """
     count = tmp_path / "count"
     script = f"echo run >> {count}\n{INSTALL}"
@@ -212,7 +214,7 @@ def test_killed_build_is_completed(
 def test_an_index_that_is_not_of_the_packages(project: MiniProject) -> None:
     """Commands that only read report a damaged index.
 
-    The next build writes the index again, and builds packages that are missing.
+    The next build writes the index again, and builds missing packages.
     """
     project.recipe("alpha")
     project.forge("build-all")
@@ -223,7 +225,7 @@ def test_an_index_that_is_not_of_the_packages(project: MiniProject) -> None:
     error = project.forge("plan", code=2).stderr
     assert str(index) in error and "build-all" in error
     assert "up to date" in project.forge("build-all").stdout
-    # As after a kill between the copy of a package and the write of the index.
+    # This is the state after a kill between the copy of a package and the update of the index.
     index.write_text('{"packages": {}, "packages.conda": {}}')
     partial = file.with_name(".partial-alpha.conda")
     partial.write_text("half")
@@ -277,7 +279,7 @@ def test_full_build_folder(project: MiniProject, mount: Mount) -> None:
         (folder / name).symlink_to(target)
     done = project.forge("build-all", code=1)
     output = done.stdout + done.stderr
-    # Either the driver, which writes the log, or the engine reaches the full disk first.
+    # The first to fail on the full disk is the engine, or the driver, which writes the log.
     of_driver = f"cannot write {folder / 'logs/alpha.log'}: No space left on device. Make room"
     of_engine = f"(No space left on device: {folder / 'staging/alpha'})"
     assert of_driver in output or of_engine in output
@@ -288,9 +290,9 @@ def test_full_build_folder(project: MiniProject, mount: Mount) -> None:
 
 
 def test_no_room_for_a_source(project: MiniProject, mount: Mount, tmp_path: Path) -> None:
-    """The message names the file that did not fit, and no part of the file stays.
+    """The message names the file for which there is no room, and no part of the file stays.
 
-    The message names no logs, because there are none yet.
+    The message names no logs, because no build has started.
     """
     data = tmp_path / "data.bin"
     data.write_bytes(os.urandom(3_000_000))
@@ -307,7 +309,7 @@ def test_no_room_for_a_source(project: MiniProject, mount: Mount, tmp_path: Path
 
 
 def test_live_display_on_a_terminal(project: MiniProject) -> None:
-    """On a terminal the driver redraws one line. The exit code is the same as without one."""
+    """On a terminal, the driver redraws one line. The exit code does not depend on a terminal."""
     import pty
 
     project.recipe("alpha", script="echo working on it\nsleep 1\nexit 1\n")
@@ -328,9 +330,9 @@ def test_live_display_on_a_terminal(project: MiniProject) -> None:
 
 
 def test_a_script_that_leaves_a_process_or_a_pipe_behind(project: MiniProject) -> None:
-    """The driver waits neither for a process that keeps the output open nor for a pipe.
+    """The driver does not wait for a process that keeps the output open, or for a pipe.
 
-    The pipe is in the place of the script's log.
+    The build script of beta replaces its own log by the pipe.
     """
     project.recipe("alpha", script=f"{INSTALL}sleep infinity &\n")
     project.recipe("beta", script=f"rm conda_build.log\nmkfifo conda_build.log\n{INSTALL}")
@@ -340,7 +342,7 @@ def test_a_script_that_leaves_a_process_or_a_pipe_behind(project: MiniProject) -
 
 
 def test_a_named_pipe_in_a_package(project: MiniProject) -> None:
-    """A package with a named pipe fails: rattler-build would wait until something writes to it."""
+    """A package with a named pipe fails, because rattler-build would wait for data in the pipe."""
     script = 'mkdir -p "$PREFIX/share"\nmkfifo "$PREFIX/share/{name}"\n'
     project.recipe("alpha", script=script)
     done = project.forge("build-all", code=1)
@@ -349,7 +351,7 @@ def test_a_named_pipe_in_a_package(project: MiniProject) -> None:
 
 
 def test_one_bad_recipe_source_or_patch_fails_alone(project: MiniProject, tmp_path: Path) -> None:
-    """A recipe, a source or a patch that is bad fails before its build, and others are built."""
+    """A bad recipe, source or patch makes only its own recipe fail. Other recipes are built."""
     (project.root / "build" / "sources").unlink()
     archive = tmp_path / "demo-1.0.tar.gz"
     archive.write_bytes(b"an error page")
@@ -380,9 +382,9 @@ def test_one_bad_recipe_source_or_patch_fails_alone(project: MiniProject, tmp_pa
 
 
 def test_only_what_is_named_is_built(project: MiniProject) -> None:
-    """With `--only`, a package whose requirement is missing or outdated is not started.
+    """With `--only`, a recipe is not built if a package that it requires is missing or outdated.
 
-    Another machine builds the requirement.
+    Another machine is expected to build the required package.
     """
     project.recipe("alpha")
     project.recipe("beta", run=["alpha"])

@@ -26,15 +26,15 @@ from forge.sources.cache import Source, SourceCache
 
 PROJECT = Project.at(CHECKOUT)
 NAMES = pypi.read_names(PROJECT.recipes)
-# The files with a recipe's requirements, where these are not in PKG-INFO. vLLM's metadata on PyPI
-# is that of the CUDA build.
+# The files with upstream's requirements, for recipes whose requirements are not in PKG-INFO. vLLM's
+# PKG-INFO has the requirements of the CUDA build.
 FILES = {"vllm": ["requirements/common.txt", "requirements/rocm.txt"]}
 VARIABLES = {"python_version": "3.12", "platform_machine": "x86_64", "extra": ""}
 Bounds = dict[str, Version]
 
 
 def list_sdists() -> list[tuple[Recipe, Source]]:
-    """Return the recipes of packages that have an sdist on PyPI, and that source of theirs."""
+    """Return the recipes whose source is an sdist on PyPI, each with that source."""
     base = bases.load(PROJECT, "conda-forge", {"sources_from": ["pypi"]})
     sdists = []
     for recipe in RecipeSet(PROJECT, base).recipes.values():
@@ -119,7 +119,7 @@ def test_no_lower_bound_is_above_upstreams(recipe: Recipe, source: Source) -> No
     text = recipe.path.read_text()
     assert find_unexplained(requirements, upstream, text) == []
     if recipe.name == "vllm":
-        # The test can fail: a higher bound is found.
+        # This shows that the test can fail: a bound that is too high is reported.
         higher = [re.sub(r"^mcp >=2\.2", "mcp >=2.3", spec) for spec in requirements]
         assert find_unexplained(higher, upstream, text) == ["mcp >=2.3.0,<3.0.0"]
 

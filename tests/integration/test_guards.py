@@ -26,7 +26,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory, host_base: None) -> Path:
 
 @pytest.fixture(params=GUARDS, ids=str)
 def removed_guard(request: pytest.FixtureRequest, copy: Path) -> Iterator[Guard]:
-    """A guard that is removed from the copy for the time of a test."""
+    """A guard that is removed from the copy during a test."""
     guard: Guard = request.param
     path = copy / guard.file
     text = path.read_text()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Packages whose zip headers lie: the installed files are always those that our check has read.
 
-A zip archive describes each member twice: in a local header before it, and in the central
-directory at the end. Each package is given to our check and to rattler's installer, which gets a
-URL, as from pixi. Either the check refuses the package, or both read the same files.
+A zip archive describes each member twice: in a local header before the member, and in the central
+directory at the end of the archive. Our check and rattler's installer both read each package. As
+with pixi, the installer gets the package's URL. Either the check refuses the package, or check and
+installer read the same files.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ INSTALLED_BY_RATTLER = {
     "1 before",
     "another archive behind",
 }
-# Packages that our check must refuse, and its message.
+# Packages that our check must refuse, each with a part of the check's message.
 REFUSED = {
     "0 before": "headers that differ",
     "2 after": "data that belong to no member",
@@ -189,7 +190,8 @@ def make_packages() -> Iterator[tuple[str, bytes]]:
     yield "an archive that the directory calls metadata.json", make_zip(parts)
     parts = [*make_parts(), Part(f"pkg-{STEM}.tar.zst".encode(), DECOY, {})]
     yield "a second payload", make_zip(parts)
-    # A reader that continues after the first zstd frame reads another file.
+    # A reader that continues after the first zstd frame reads another file than a reader that stops
+    # there.
     first = tar([file("share/alpha", b"touch evil")])[:1024]
     second = tar(HONEST)
     parts = make_parts()
@@ -220,7 +222,7 @@ def install(record: rattler.RepoDataRecord, prefix: Path, cache: Path) -> dict[s
         return None
     digests = {}
     for path in prefix.rglob("*"):
-        # rattler writes these files itself.
+        # rattler writes these files, and they are not in the package.
         is_own_file = path.name == "CACHEDIR.TAG" or "conda-meta" in path.parts
         if path.is_file() and not is_own_file:
             digests[str(path.relative_to(prefix))] = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -42,7 +42,7 @@ def lock_from(folder: Path, channel: Path) -> Workspace:
 
 
 def list_outside(folder: Path) -> set[str]:
-    """Return the paths outside of the prefix and the cache. An installation may not change them."""
+    """Return the paths outside of the prefix and the cache. Installations must not change them."""
     paths = {str(path.relative_to(folder)) for path in folder.rglob("*")}
     return {path for path in paths if not path.startswith(("home/.pixi", "cache"))}
 
@@ -57,7 +57,7 @@ def remove_other_forms(folder: Path) -> None:
 def test_where_python_looks_is_inside_the_prefix(tmp_path: Path, path: str) -> None:
     """A site-packages folder outside of the prefix is refused, in an index and in a lock.
 
-    The record of python names this folder, to which noarch packages are installed.
+    The record of python names the site-packages folder, to which noarch packages are installed.
     """
 
     def add_packages(channel: Path) -> None:
@@ -101,7 +101,7 @@ def test_installers_that_share_a_cold_cache(tmp_path: Path) -> None:
 def test_a_folder_in_the_cache_is_checked(tmp_path: Path, change: str) -> None:
     """A folder in the cache that was changed is unpacked again.
 
-    rattler would use the folder as it is, even if the hash of its package is missing.
+    Without the check, rattler would use the folder as it is, even if the package's hash is missing.
     """
     stack = lock_plain(tmp_path)
     stack.install("default", tmp_path / "cache")
@@ -118,7 +118,7 @@ def test_a_folder_in_the_cache_is_checked(tmp_path: Path, change: str) -> None:
     elif change == "more":
         (cached / "conda_build.sh").touch()
     else:
-        # Without the lock file, rattler would link the wrong file.
+        # If the lock file of the folder is missing, rattler links the wrong file without our check.
         (tmp_path / "cache" / "alpha-1.0-h1234567_0.lock").unlink()
         (cached / "share/alpha").unlink()
         (cached / "share/alpha").write_text("wrong")
@@ -131,7 +131,7 @@ def test_a_folder_in_the_cache_is_checked(tmp_path: Path, change: str) -> None:
 def test_what_the_lock_does_not_state_is_not_installed(tmp_path: Path) -> None:
     """A lock must have the sha256 and the size of each package.
 
-    Each package must also be in a channel of the manifest, and for this platform.
+    Each package must also be from a channel of the manifest, and for this platform.
     """
     stack = lock_plain(tmp_path)
     text = stack.lock_file.read_text()
@@ -248,7 +248,7 @@ def test_a_machine_without_what_packages_depend_on(
 ) -> None:
     """A workspace is locked for the virtual packages of this machine.
 
-    CONDA_OVERRIDE_GLIBC replaces the machine's glibc.
+    CONDA_OVERRIDE_GLIBC sets the version of glibc in place of the machine's version.
     """
 
     def add_packages(channel: Path) -> None:

@@ -43,7 +43,7 @@ def clone(tmp_path: Path, host_base: None) -> Path:
 
 
 def test_what_pip_leaves_is_no_part_of_the_tree(clone: Path) -> None:
-    """The tests ignore the folders `build` that pip leaves in the clone."""
+    """The tests ignore the folders named `build` that pip leaves in the clone."""
     for name in PRODUCTS:
         assert list((clone / "packages" / name / "build").rglob("*.py")), "pip left no files"
     tests = [f"tests/unit/{name}" for name in TESTS]

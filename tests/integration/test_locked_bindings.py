@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Some unit tests and a build work with the versions of the bindings in pixi.lock.
 
-These are older than those in requirements.txt, with which all other tests run. pyproject.toml
-explains why there are two versions.
+The versions in pixi.lock are older than the versions in requirements.txt, with which all other
+tests run. pyproject.toml explains why both are supported.
 """
 
 import subprocess
@@ -32,9 +32,9 @@ TYPER = [
     "typing-extensions",
     "typing-inspection",
 ]
-# Unit tests in whose process the driver calls the bindings: to render and plan, to index, publish
-# and verify, to read packages, locks and servers, to solve, and to add to the cache. Other tests
-# call the bindings through the same functions.
+# Unit tests that call the bindings in their own process: they render recipes, plan, solve, publish,
+# verify, write indexes, fill the cache, and read packages, locks and servers. Other tests call the
+# bindings only through the same functions of the driver.
 UNIT_TESTS = (
     "test_publish.py",
     "test_local_channel.py",
@@ -45,8 +45,8 @@ UNIT_TESTS = (
     "test_plan.py",
     "test_recipes.py",
 )
-# An expression for pytest's option -k. Of test_recipes.py it selects only the tests that render
-# each recipe on both bases, and those of the build order.
+# An expression for pytest's option -k. In test_recipes.py, the expression selects only the tests
+# that render each recipe on both bases, and the tests of the build order.
 SELECTED = "not test_recipes or test_renders or test_order"
 
 
@@ -83,10 +83,10 @@ def test_unit_tests(environment: dict[str, str]) -> None:
 def test_a_build(environment: dict[str, str], tmp_path: Path) -> None:
     """Two recipes are built and are then up to date, and a stack of them installs and runs.
 
-    The host base has few wheels.
+    The test makes a host base of few wheels, with the versions of the bindings in pixi.lock.
     """
     project = MiniProject(tmp_path)
-    # The checkout's host base was made with the other versions of the bindings.
+    # The host base of the checkout was made with the newer versions of the bindings.
     (project.root / "build" / "host-base").unlink()
     host = project.root / "recipes/bases/host"
     (host / "requirements.in").write_text("typer\n")

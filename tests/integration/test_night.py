@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """tools/night.py completes a night with the real driver, although it is killed several times.
 
-There are five small recipes, one of them a validator, two stacks, and a conda-forge on loopback
-that has one package. The script is killed at fixed points: before one of its own changes and
+The tests have five small recipes, of which one is a validator, and two stacks. conda-forge is a
+server on loopback. tools/night.py is killed at fixed points: before one of its own changes or
 commands, or while a build script, a package test or the validator runs.
 """
 
@@ -29,8 +29,8 @@ from support.servers import Revalidating, served
 from forge.bases import CONDA_FORGE
 from forge.files import sha256_file
 
-# Lines of a script that kill the night when they run for the first time. The script then sleeps
-# until the driver's end stops it.
+# A line of a script that kills tools/night.py when the line runs for the first time. The script
+# then sleeps until the driver ends, which stops the script.
 KILL = 'if mkdir "{mark}.done" 2>/dev/null; then kill -9 $(cat "{pid}"); exec sleep 600; fi\n'
 INSTALL = 'mkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/{name}"\n'
 VALIDATOR = """\
@@ -106,7 +106,7 @@ class Owner:
         self.project.stack("two", "alpha", "lost", "strix-validate")
 
     def add_recipe(self, name: str, run: list[str], **options: Any) -> None:
-        """Write a recipe whose package has a license file. `options` are MiniProject.recipe's."""
+        """Write a recipe whose package has a license file. MiniProject.recipe gets `options`."""
         folder = self.project.recipe(name, run, **options)
         shutil.copy(CHECKOUT / "LICENSE", folder)
         recipe = folder / "recipe.yaml"
@@ -117,8 +117,8 @@ class Owner:
         """Run tools/night.py, and wait until its driver has ended.
 
         Args:
-            killed_before: The number of the change or command before which the script is killed,
-                or 0.
+            killed_before: The number of the change or command before which tools/night.py is
+                killed. 0 if it is not killed in this way.
         """
         environment = stand_in.clean_environment(self.home) | {
             "FORGE_ROOT": str(self.root),
@@ -132,7 +132,7 @@ class Owner:
             capture_output=True,
             check=False,
         )
-        # The driver ends some time after the script was killed, and then releases its locks.
+        # The driver releases its locks when it ends, some time after tools/night.py was killed.
         for file in (self.root / "build/.lock", self.output / "packages/.lock"):
             if file.exists():
                 with file.open() as lock:
@@ -150,7 +150,7 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
     web = tmp_path / "web"
     small_channel.package(web, "lib", "1.0")
-    # The base builds for these Pythons.
+    # The conda-forge base builds packages for these versions of Python.
     for version, build in (("3.12.1", "0_cpython"), ("3.13.1", "0_cp313")):
         small_channel.package(web, "python", version, build)
     (web / "linux-64").mkdir()
@@ -159,9 +159,9 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
         yield Owner(tmp_path, url, requests)
 
 
-# The number of the change or command before which the script is killed, or 0 if another script
-# kills it. The script makes 4 changes for the first archive. Each step then counts 7: its log (2),
-# the command (1), and the archive with the room for it (4).
+# The number of the change or command before which tools/night.py is killed. 0 means that a build
+# script, a package test or the validator kills it. The first archive takes 4 changes. Each step
+# takes 7 changes and commands: 2 for the log, 1 for the command, and 4 for the archive.
 KILLS = {
     "before the first archive": 4,
     "before the build": 15,
@@ -206,7 +206,7 @@ def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
 def test_a_machine_that_is_too_small(owner: Owner) -> None:
     """A machine with too little disk is refused before anything is fetched or built.
 
-    unit/test_night.py has a machine without a GPU.
+    unit/test_night.py tests a machine without a GPU.
     """
     recipe = owner.root / "recipes/alpha/recipe.yaml"
     recipe.write_text(recipe.read_text().replace('"disk": 0.01', '"disk": 9999999'))

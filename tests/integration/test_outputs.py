@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """rattler-build puts each file of aotriton and pytorch into the package that the recipe states.
 
-No test can compile these recipes, so their scripts are replaced: they make empty files. The names,
-the order, `inherit` and `files` of the outputs are the recipe's own. `MiniProject.forge` compares
-each package with its recipe.
+No test can compile these packages, so their build scripts are replaced by scripts that make empty
+files. The outputs keep their names, their order, and their keys `inherit` and `files`.
+`MiniProject.forge` compares each package with its recipe.
 """
 
 import json

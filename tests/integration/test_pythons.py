@@ -82,7 +82,7 @@ def test_each_python_has_its_own_files(tmp_path: Path) -> None:
 
 
 def test_what_is_built_for_each_python_is_what_was_planned(tmp_path: Path) -> None:
-    """Each of our recipes has the same outputs for one Python after another as for all at once."""
+    """A recipe that is rendered for each Python separately has the outputs that were planned."""
     ctx = Context(base_name=BaseName.CONDA_FORGE, root=CHECKOUT)
     steps = ctx.recipes.plan(LocalChannel(tmp_path / "channel", ctx.project.recipes))
     steps_by_name = {step.recipe.name: step for step in steps if len(step.pythons()) > 1}
@@ -101,7 +101,7 @@ def test_what_is_built_for_each_python_is_what_was_planned(tmp_path: Path) -> No
 
 
 def test_an_output_for_several_pythons_is_built_once() -> None:
-    """A recipe with an output that is for no particular Python is not built for each Python."""
+    """A recipe is not built for each Python if one of its outputs is for all Pythons."""
     for_python = {"build_configuration": {"variant": {"python": "3.12"}}}
     for_all = {"build_configuration": {"variant": {}}}
     assert Step(None, {}, rendered=[for_python, for_python]).pythons() == ["3.12"]

@@ -49,7 +49,8 @@ CLANGS = [*(f"clang++-{n}" for n in range(23, 16, -1)), "clang++"]
 def find_clang() -> str:
     """Return the first clang++ on PATH that can compile HIP, or an empty string.
 
-    It must be 17 or newer, which has --gcc-install-dir, and find lld and clang-offload-bundler.
+    It must have version 17 or newer, for the option --gcc-install-dir, and must find lld and
+    clang-offload-bundler.
     """
     for path in filter(None, map(shutil.which, CLANGS)):
         version = run_compiler(path, "--version").partition("clang version ")[2].partition(".")[0]
@@ -120,9 +121,9 @@ def count_hits(cache: Path) -> int:
 def test_second_attempt_hits(tmp_path: Path) -> None:
     """The same source in another folder is a cache hit.
 
-    A changed header causes a miss, although ccache runs no preprocessor in depend mode. So does
-    another version of the compiler, although its clang++ may have the same bytes: that program is
-    only a driver, and does not contain the compiler's libraries.
+    A changed header is a cache miss, although ccache runs no preprocessor in depend mode. Another
+    version of the compiler is a cache miss too, although its program clang++ may have the same
+    bytes. clang++ is only a driver, and does not contain the compiler's libraries.
     """
     compiler = find_clang()
     if not compiler or not shutil.which("ccache"):
@@ -174,7 +175,8 @@ def build_aotriton(folder: Path, cache: Path, **variables: str) -> None:
         check=False,
     )
     assert "Installing: " in done.stdout, done.stdout + done.stderr
-    # Newer linkers would remove the version string as unused. The last flag counts.
+    # Newer linkers would remove the version string, because nothing uses it. Of several flags, the
+    # last one is in effect.
     cmake_cache = (work / "build" / "CMakeCache.txt").read_text()
     assert "LINKER_FLAGS:STRING=-Wl,--gc-sections -Wl,--no-gc-sections\n" in cmake_cache
 
@@ -195,7 +197,7 @@ def test_aotriton_installs_nothing_of_an_index(tmp_path: Path) -> None:
     """
     if not all(map(shutil.which, ("cmake", "ninja", "g++"))):
         pytest.skip("no cmake, ninja or g++")
-    # This machine may lack ccache.
+    # The test works on a machine without ccache, too.
     ccache = tmp_path / "bin/ccache"
     ccache.parent.mkdir()
     ccache.write_text('#!/bin/sh\nexec "$@"\n')

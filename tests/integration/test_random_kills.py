@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Commands complete after a kill at a random moment and `forge clean`, and leave nothing behind.
 
-A kill ends the process group of a command. For the command "stop", a build, the time of
-`--stop-after` is up instead.
+A kill ends the process group of a command. The command "stop" is a build that is not killed: it
+runs with `--stop-after`, and its time is up at the random moment.
 
 A moment is the number N of a system call that changes a file. The calls of the driver, of
-rattler-build, of its scripts and of pixi are counted together. N is drawn with the seed FORGE_SEED,
-from 1 to the number of calls of a run that is not killed.
+rattler-build, of build scripts and of pixi are counted together. N is drawn at random, with the
+seed FORGE_SEED, from 1 to the number of calls in a run that is not killed.
 """
 
 import itertools
@@ -34,8 +34,8 @@ from support.world import World
 from forge.channel.publish import PublishedChannel
 from forge.cli.time_box import NOT_FINISHED
 
-# Commands, each with "pixi" if it runs with pixi. FORGE_KILLS=60 draws sixty kills, distributed
-# over all cases. Otherwise some cases are killed once.
+# Cases: a command, and "pixi" if the command runs with pixi. With FORGE_KILLS=60, sixty kills are
+# distributed over all cases. Without FORGE_KILLS, a selection of the cases is killed once each.
 KILLS = os.environ.get("FORGE_KILLS", "")
 if KILLS.isdecimal():
     commands = ("build", "publish", "install", "lock")
@@ -44,7 +44,7 @@ if KILLS.isdecimal():
 else:
     CASES = [("build", ""), ("publish", ""), ("install", "pixi"), ("lock", "pixi"), ("stop", "")]
     KILLS_PER_CASE = 1
-NEVER = 1 << 30  # the number of a call that no command reaches
+NEVER = 1 << 30  # A number of calls that no command reaches.
 FOLDERS = ("build", "cache", "channel", "home", "public", "stacks", "tmp")
 
 STAGES = """\
@@ -60,8 +60,8 @@ end_stages
 def list_paths(root: Path) -> set[str]:
     """Return the paths of all files and folders. Links are not followed.
 
-    A shard of an index is named by its content, which has the time of the publish. So the names of
-    shards are replaced.
+    The name of an index's shard is the hash of its content, which includes the time at which the
+    channel was published. So the names of shards are replaced.
     """
     paths = set()
     for name in FOLDERS:
@@ -150,7 +150,8 @@ class Case:
         reset(self.template, root)
         done = self.run(self.command, call)
         if self.command == "stop":
-            # Before and after the time box, SIGALRM ends the process.
+            # The driver handles SIGALRM only within the time box. Elsewhere the signal ends the
+            # process.
             expected_codes = (NOT_FINISHED, -signal.SIGALRM)
         else:
             expected_codes = (-signal.SIGKILL,)
@@ -171,7 +172,7 @@ class Case:
         root = self.world.root
         now = State.read(root)
         unknown = now.paths - self.before.paths - self.after.paths
-        # A package that is built and not yet tested stays, and so does a build that was stopped.
+        # Packages that are built and not yet tested may stay. A stopped build may stay, too.
         for path in root.glob("build/staging/*/*"):
             if path.name.startswith("whole-") or path.name == "stopped.json":
                 unknown = {name for name in unknown if not name.startswith("build/staging/")}
@@ -188,7 +189,7 @@ class Case:
 
 
 def is_engine(process: Path, root: Path) -> bool:
-    """Whether a folder of /proc is that of an engine that builds in `root`."""
+    """Return whether a folder of /proc belongs to an engine that builds in `root`."""
     try:
         command = (process / "cmdline").read_bytes()
     except OSError:
@@ -273,7 +274,7 @@ def case(
 
 @pytest.mark.parametrize("number", range(KILLS_PER_CASE))
 def test_a_drawn_kill(case: Case, number: int) -> None:
-    """FORGE_KILLS=N draws N kills; FORGE_SEED=N draws other ones."""
+    """FORGE_KILLS sets the number of kills. FORGE_SEED sets the seed with which they are drawn."""
     rng = random.Random(f"{SEED} {case.command} {case.variables['FORGE_NO_PIXI']} {number}")
     call = rng.randint(1, case.num_calls)
     print(f"{case.command} killed at call {call} of {case.num_calls}")

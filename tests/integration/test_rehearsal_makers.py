@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The programs of tests/rehearsal, on a Debian of a few files.
+"""The programs of tests/rehearsal work with a simulated Debian of a few files.
 
-They make an archive and a channel, change a copy of the checkout, and refuse to change other
-folders.
+The programs make an archive and a channel, change a copy of the checkout, and refuse to change
+other folders.
 """
 
 import json
@@ -62,7 +62,7 @@ def link_library(path: Path, soname: str, *needs: Path) -> Path:
 
 @pytest.fixture
 def small_debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A root folder with files as in Debian's packages of ROCm. Answers replace those of dpkg."""
+    """A root folder with files as in Debian's packages of ROCm. Fixed answers replace dpkg's."""
     root = tmp_path / "debian"
     z = link_library(root / LIB / "libz.so.1", "libz.so.1")
     link_library(root / LIB / "libamdhip64.so.7.2", "libamdhip64.so.7", z)
@@ -130,7 +130,10 @@ def test_a_library_that_nothing_brought(small_debian: Path, tmp_path: Path) -> N
 def test_headers_apart_from_their_library(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The linker's link leads to the library of another package. There is no static library."""
+    """A package of headers has a link for the linker, and no static library.
+
+    The link leads to the library, which is in another package.
+    """
     part = conda_forge.PARTS[name]
     ((link, target),) = part.links.items()
     root = tmp_path / "debian" / LIB
@@ -216,7 +219,7 @@ tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }
 
 
 def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:
-    """Of several versions in the folder, the one that pip has chosen is used, even an older one."""
+    """The version that pip has chosen is used, even if the folder has a newer version."""
     for version in ("79.0.1", "81.0.0"):
         write_wheel(tmp_path, "setuptools", version)
     wheels = conda_forge.read_wheels({"setuptools": Version("79.0.1")}, tmp_path)
@@ -229,7 +232,7 @@ def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:
 def test_what_conda_forges_package_requires_besides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, further: str
 ) -> None:
-    """A package gets the further requirements of conda-forge's, and pip resolves these too."""
+    """A package gets requirements that only conda-forge's package has, and pip resolves them."""
     write_wheel(tmp_path, name, "1.0")
     report = {"install": [{"metadata": {"name": name, "version": "1.0"}}]}
     commands: list[list[str]] = []
@@ -245,9 +248,10 @@ def test_what_conda_forges_package_requires_besides(
 
 
 def test_another_name_than_pypis(tmp_path: Path) -> None:
-    """A package with conda-forge's name requires the package of the wheel, which has PyPI's name.
+    """If conda-forge and PyPI use different names, there is a package for each of the two names.
 
-    Requirements of other wheels have PyPI's name.
+    The package with conda-forge's name requires the package of the wheel, which has PyPI's name,
+    because other wheels require PyPI's name.
     """
     names = ["prometheus_client", "ray-default", "ray", "rich"]
     assert conda_forge.find_other_names("prometheus-client", names) == {"prometheus_client"}
@@ -306,7 +310,7 @@ def test_the_overlay_is_printed_and_fits(place: checkout.Place) -> None:
     added = [line for line in printed.splitlines() if line.startswith("+") and "+++" not in line]
     hash_of_x = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
     assert len(added) == 10 and any(hash_of_x in line for line in added)
-    # The torch of a rehearsal satisfies the requirements for a torch for ROCm.
+    # The build string of a rehearsal's torch matches the requirements for torch with ROCm.
     patterns = [line.split()[-1] for line in added if line.endswith(("rocm*", 'rocm*"'))]
     assert len(patterns) == 3
     for pattern in patterns:
@@ -346,7 +350,7 @@ def make_foreign_checkout(folder: Path) -> dict[str, str]:
 
 
 def test_a_folder_of_somebody_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """Once a rehearsal deleted recipes, patches and src in any folder called checkout."""
+    """An earlier version deleted recipes, patches and src in any folder with the name checkout."""
     before = make_foreign_checkout(tmp_path / "checkout")
     with pytest.raises(checkout.Refused, match="contains checkout and was not made by a rehearsal"):
         checkout.Place.make(tmp_path)
@@ -385,7 +389,8 @@ def test_each_command_requires_the_mark(tmp_path: Path, command: str) -> None:
 
 
 def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
-    """The overlay prints what it switches off, and the check of the configuration expects it."""
+    """The overlay prints what it switches off, and changes the check of torch's configuration."""
+
     printed = place.apply_overlay(thin_torch)
     added = " ".join(line for line in printed.splitlines() if line.startswith("+"))
     for name in (*thin_torch.OFF, "USE_KINETO", "USE_MKLDNN"):
@@ -402,10 +407,10 @@ def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
 def test_device_code_for_the_files_that_are_named(
     launcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only named HIP files of torch are compiled.
+    """Of the HIP files of the library torch_hip, only the named ones are compiled.
 
-    Each other one becomes an object with an empty code object, which is made once. Files of other
-    libraries than torch_hip are compiled.
+    Each other HIP file of torch_hip becomes an object with an empty code object, which is made only
+    once. HIP files of other libraries are compiled.
     """
     monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx1151")
     # This compiler writes its options to a file.
@@ -437,7 +442,7 @@ def test_device_code_for_a_few_files_of_vllm(
 ) -> None:
     """HIP files of vLLM that are not named are compiled for the host only.
 
-    They get an empty code object, which is made once.
+    They get an empty code object, which is made only once.
     """
     printed = place.apply_overlay(thin_vllm)
     count = len(thin_vllm.DEVICE_CODE.split())
@@ -460,7 +465,7 @@ def test_device_code_for_a_few_files_of_vllm(
     assert sampler_x == f"-x hip -c a/sampler_x.hip {host_only}"
 
 
-# A library whose function call() needs functions of torch that no library has.
+# A library whose function call() requires functions of torch that no library has.
 MISSING = """\
 #include <cstring>
 #include <stdexcept>
@@ -478,9 +483,9 @@ extern "C" void* table() { return new at::Kernel(); }
 def test_what_was_left_out_of_a_thin_torch_throws(
     name: str, loads: bool, launcher: Path, tmp_path: Path
 ) -> None:
-    """Missing functions are defined in the library with kernels, and throw an exception.
+    """If torch's libraries of kernels lack functions, the link adds functions that throw.
 
-    Another library with missing functions must not load.
+    Another library that lacks functions must not load.
     """
     source = tmp_path / "missing.cpp"
     source.write_text(MISSING)
@@ -500,7 +505,7 @@ def test_what_was_left_out_of_a_thin_torch_throws(
 def test_no_option_for_llvm_is_taken_for_an_output(launcher: Path, tmp_path: Path) -> None:
     """The launcher joins `-mllvm` and the word after it.
 
-    ccache takes the second word for an option of the compiler, and `-openmp-opt-disable` for `-o`.
+    ccache would read the second word as an option of the compiler: `-openmp-opt-disable` as `-o`.
     """
     command = [launcher, "echo", "-mllvm", "-openmp-opt-disable", "-o", "a.o", "-c", "a.cpp"]
     printed = subprocess.check_output(command, cwd=tmp_path, text=True)
@@ -508,11 +513,11 @@ def test_no_option_for_llvm_is_taken_for_an_output(launcher: Path, tmp_path: Pat
 
 
 def test_a_precompiled_header_is_known_by_its_headers(launcher: Path, tmp_path: Path) -> None:
-    """In another folder the same headers have the same checksum.
+    """The checksum of a precompiled header depends on its headers, and not on its folder.
 
-    A precompiled header names its folder. ccache therefore compares its checksum.
+    A precompiled header contains the path of its folder, so ccache compares the checksum instead.
     """
-    # Writes the output and its dependency file.
+    # This compiler writes its output and a dependency file.
     compiler = "out=$6; shift 6; touch $out; echo $out: $@ > $out.d"
     sums = []
     for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
@@ -584,8 +589,8 @@ def test_a_recipe_without_its_tests(place: checkout.Place) -> None:
     assert "untested lone: exit 0" in (place.folder / "costs.txt").read_text()
 
 
-# Reads the file `who` of channels through the mirrors of their public URLs, and appends its text to
-# the file `answers`.
+# This program reads the file `who` of each channel through the mirror of the channel's public URL,
+# and appends the text to the file `answers`.
 READ_WHO = """\
 import os, sys, tomllib, urllib.request
 mirrors = tomllib.load(open(os.path.expanduser("~/.pixi/config.toml"), "rb"))["mirrors"]
@@ -607,7 +612,7 @@ def test_a_user_has_both_channels_under_their_public_addresses(place: checkout.P
     home = place.folder / "user"
     assert (home / "answers").read_text() == "ours\ntheirs\n"
     assert (home / "stacks" / "one").is_dir()
-    # A person may remove the stacks to get them as they were at first.
+    # If a user removes the stacks, the next command copies them again.
     shutil.rmtree(home / "stacks")
     assert place.run_as_user(["true"]) == 0 and (home / "stacks" / "one").is_dir()
 
@@ -615,7 +620,7 @@ def test_a_user_has_both_channels_under_their_public_addresses(place: checkout.P
 def test_a_users_command_has_all_its_words(place: checkout.Place) -> None:
     """A command such as `forge run STACK -- COMMAND --option` is passed on with all words.
 
-    Once click removed the `--`, and the driver took the option for its own.
+    In an earlier version, click removed the `--`, and the driver read the option as its own.
     """
     (place.root / "stacks").mkdir(parents=True)
     for folder in (place.folder / "published", place.conda_forge):
@@ -660,8 +665,8 @@ def test_the_command_line_lists_what_it_needs() -> None:
     assert {"hipcc", "g++-14", "patchelf", "ccache"} <= {*printed}
 
 
-# Imports all modules of tests/rehearsal, and prints the distributions of all imported modules.
-# Modules that begin with "_" are hooks of pip.
+# This program imports all modules of tests/rehearsal, and prints the names of the distributions of
+# all imported modules. Modules whose names begin with "_" are hooks of pip.
 PRINT_DISTRIBUTIONS = """\
 import sys
 from importlib.metadata import packages_distributions
@@ -677,8 +682,8 @@ for module in list(sys.modules):
 def test_the_page_makes_an_environment_with_all_that_is_imported() -> None:
     """The command of docs/rehearsal.md makes an environment with all distributions that it needs.
 
-    The environment of `./forge test` has pyelftools, which reads the archive's libraries. That of
-    `./forge plan`, for example, does not.
+    A rehearsal needs pyelftools to read the archive's libraries. The environment of `./forge test`
+    has pyelftools. The environment of `./forge plan`, for example, does not have it.
     """
     page = (CHECKOUT / "docs" / "rehearsal.md").read_text()
     (command,) = re.findall(r"(?m)^\./forge (\w+)[^\n]*# makes the driver's environment", page)

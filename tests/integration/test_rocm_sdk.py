@@ -104,7 +104,7 @@ def test_stage(source: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_a_warning(source: Path, tmp_path: Path) -> None:
-    """Two faults are only warnings: a profiler's missing library, and a MIOpen without find-db."""
+    """A missing library of a profiler and a missing find-db of MIOpen are only warnings."""
     shutil.rmtree(source / "share/miopen")
     (tmp_path / "prefix/opt").mkdir(parents=True)
     source.rename(tmp_path / "prefix" / tree.ROOT)
@@ -116,7 +116,7 @@ def test_what_is_a_warning(source: Path, tmp_path: Path) -> None:
 
 
 def test_all_faults_are_named_at_once(source: Path, tmp_path: Path) -> None:
-    """One run names all faults: each run downloads 1.8 GB."""
+    """One run names all faults, because each run downloads 1.8 GB."""
     (source / "include/amd_smi/amdsmi.h").unlink()
     (source / "lib/cmake/hip/hip-config.cmake").write_text('set(A "/home/runner/x")\n')
     sdk_tree.library(source / "lib/libamd_comgr.so.3", ["libtinfo.so.6"])
@@ -129,8 +129,8 @@ def test_all_faults_are_named_at_once(source: Path, tmp_path: Path) -> None:
 def test_files_that_no_rule_knows_are_counted(source: Path, tmp_path: Path) -> None:
     """The message names some files without a rule, and counts the others.
 
-    A new release may have a folder of thousands of files. The message also names the commit, which
-    is then the likely reason.
+    A new release of TheRock may have a new folder with thousands of files. The message also names
+    the commit of the tree, because another commit is the likely reason.
     """
     for number in range(1000):
         (source / f"surprise-{number:03}").touch()
@@ -189,7 +189,7 @@ def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
         "lib/libhsa-amd-aqlprofile64.so",
         "lib/librocprofiler-sdk.so",
         "lib/librocprofiler-sdk-attach.so",
-        # The driver of VA-API, and what it requires.
+        # The driver of VA-API, and the libraries that it requires.
         f"{tree.SYSDEPS}/librocm_sysdeps_gallium_drv_video.so",
         f"{tree.SYSDEPS}/radeonsi_drv_video.so",
         f"{tree.SYSDEPS}/librocm_sysdeps_drm.so.2",
@@ -222,8 +222,8 @@ def link_library(name: str, *needs: str) -> Callable[[Path], object]:
     return lambda source: sdk_tree.library(source / name, [*needs])
 
 
-# Faults of a tree: a function that makes the fault, and a part of the message. No package has FFTW,
-# and core must load without the other packages.
+# Faults of a tree: a function that makes the fault, and a part of the message. A library of FFTW is
+# in no package. Libraries of the package `core` must load without the other packages.
 SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another commit": (
         lambda s: (s / tree.MANIFEST).write_text(json.dumps({"the_rock_commit": "0" * 40})),
@@ -304,7 +304,7 @@ def test_check_of_an_installed_package(installed: Path) -> None:
 
 
 def remove_library(root: Path) -> None:
-    """Remove a library and its line in SHA256SUMS: only other libraries still require it."""
+    """Remove a library and its line in SHA256SUMS, so that only other libraries name it."""
     name = "lib/rocm_sysdeps/lib/librocm_sysdeps_elf.so.1"
     (root / name).unlink()
     lines = (root / tree.SUMS).read_text().splitlines()
@@ -428,7 +428,7 @@ def read_cmake_packages() -> list[str]:
 def test_cmake_is_asked_for_what_torch_asks_for(host_base: None) -> None:
     """compiler_test requests the same CMake packages as LoadHIP.cmake in torch's wheel.
 
-    The wheel is the one that the host base is made of.
+    The test reads the wheel from which the host base's torch is made.
     """
     (version,) = yaml.safe_load((CHECKOUT / "variants.yaml").read_text())["pytorch"]
     (wheel,) = CHECKOUT.glob(f"build/sources/*/torch-{version}-*.whl")

@@ -18,14 +18,15 @@ from support.small_channel import MANIFEST, make, workspace
 from forge.errors import Failed, NotAttempted
 from forge.files import digest_tree
 
-POSITIONS = 20  # the number of damaged bytes that are tested for each of three packages
+POSITIONS = 20  # The number of damaged bytes that are tested for each of three packages.
 
 
 class DamagingHandler(QuietHandler):
     """Serves a channel under three kinds of URLs.
 
-    / is the channel as it is. Below /flip/N/FILE, the lowest bit of byte N of FILE is wrong. Below
-    /cut/N, the first N downloads of each package break off in the middle.
+    URLs below / are the undamaged channel. Below /flip/N/FILE, the lowest bit of byte N is wrong in
+    files whose path ends with FILE. Below /cut/N, the first N downloads of each package break off
+    in the middle.
     """
 
     # The number of downloads that broke off, by N and path.
@@ -112,13 +113,13 @@ def test_lock_and_install_through_a_web_server(url: str, tmp_path: Path) -> None
 
 
 def choose_positions(file: Path) -> list[int]:
-    """Return positions of bytes that are distributed over a file, with the first and the last."""
+    """Return positions of bytes that are distributed over a file, from the first to the last."""
     size = file.stat().st_size
     return sorted({size * i // (POSITIONS - 1) for i in range(POSITIONS - 1)} | {size - 1})
 
 
 def test_every_flipped_byte_is_found(url: str, channel: Path, tmp_path: Path) -> None:
-    """If the server sends a package with one wrong bit, nothing of the package is installed."""
+    """If the server sends a package with one wrong bit, no file of the package is installed."""
     good = workspace(tmp_path / "good", url)
     good.lock()
 
@@ -156,7 +157,7 @@ def test_a_download_that_breaks_in_the_middle_is_repeated(url: str, tmp_path: Pa
 
 
 def test_a_good_copy_in_the_cache_is_used(url: str, tmp_path: Path) -> None:
-    """A package in the cache is not downloaded, so a damaged one on the server does not matter."""
+    """A package in the cache is not downloaded, so a damaged copy on the server has no effect."""
     good = workspace(tmp_path / "good", url)
     good.lock()
     good.install("default", tmp_path / "cache")
@@ -169,7 +170,7 @@ def test_a_good_copy_in_the_cache_is_used(url: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
-    """An install fails if the server lacks a package. With the right lock, it succeeds."""
+    """An install fails if the server lacks a locked package, and the message names the package."""
     stack = workspace(tmp_path / "app", url)
     stack.lock()
     text = stack.lock_file.read_text()
@@ -180,7 +181,7 @@ def test_a_missing_package_is_named(url: str, tmp_path: Path) -> None:
     stack.install("default", tmp_path / "cache")
     child = os.fork()
     if child == 0:
-        stack.run("default", ["false"])  # replaces the process
+        stack.run("default", ["false"])  # This call replaces the process.
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 

@@ -112,7 +112,7 @@ def write_source(url: str, sha256: str) -> str:
 
 
 def test_fetched_once_then_built_without_the_host(private: MiniProject, upstream: Upstream) -> None:
-    """A build uses fetched sources, and does not request a source that the server has removed."""
+    """A build uses sources that were fetched earlier, and sends no request to the server."""
     path, sha256 = make_archive(upstream.folder, "from upstream\n")
     source = write_source(f"{upstream.url}/{path.name}", sha256)
     private.recipe("alpha", source=source, script=INSTALL_TEXT)
@@ -127,7 +127,7 @@ def test_fetched_once_then_built_without_the_host(private: MiniProject, upstream
 def test_all_sources_come_before_the_first_build(private: MiniProject, upstream: Upstream) -> None:
     """The sources of all recipes are fetched before the first build.
 
-    Here the first build removes the second recipe's source from the server.
+    The first build of this test removes the second recipe's source from the server.
     """
     path, sha256 = make_archive(upstream.folder, "from upstream\n")
     script = f'rm {path}\nmkdir -p "$PREFIX/share"\ntouch "$PREFIX/share/a"\n'
@@ -165,7 +165,7 @@ def fetch(private: MiniProject) -> Fetch:
 def test_download_that_was_complete(private: MiniProject, upstream: Upstream, fetch: Fetch) -> None:
     """A partial file that has all bytes is accepted when the server answers 416.
 
-    A kill just before the file is renamed leaves such a file.
+    A kill after the download and before the file is renamed leaves such a partial file.
     """
     path, sha256 = make_archive(upstream.folder, "from upstream\n")
     partial = private.root / "build" / "sources" / sha256 / f"{path.name}.partial"
@@ -202,9 +202,9 @@ def test_index_that_wants_a_password(
 
 
 def test_unreachable_is_not_attempted(private: MiniProject, tmp_path: Path) -> None:
-    """A recipe whose source cannot be fetched is not attempted, and nor are its dependents.
+    """If a source cannot be fetched, its recipe and the recipe's dependents are not attempted.
 
-    With `--strict`, the exit code is 3. After `sources add`, all recipes are built.
+    With `--strict`, the exit code is then 3. After `sources add`, all recipes are built.
     """
     path, sha256 = make_archive(tmp_path, "by hand\n")
     url = "http://upstream.invalid/demo-1.0.tar.gz"
@@ -257,9 +257,9 @@ def test_mirrors_are_tried_in_turn(private: MiniProject, upstream: Upstream) -> 
 
 
 def test_git_source(private: MiniProject, tmp_path: Path) -> None:
-    """A git source is fetched by its commit, and then used without its host.
+    """A git source is fetched by its commit. Later builds do not need its host.
 
-    It can be moved to another cache as a file can. A damaged copy is refused.
+    A git source can be moved to another cache, like a file. A damaged copy is refused.
     """
     upstream = tmp_path / "upstream" / "demo.git"
     demo = tmp_path / "demo"
@@ -293,7 +293,7 @@ def test_git_source(private: MiniProject, tmp_path: Path) -> None:
 
 @pytest.fixture
 def exported(private: MiniProject, tmp_path: Path) -> Path:
-    """A copy of a cache that has the source of alpha, and not that of beta."""
+    """A copy of a cache that has the source of alpha, and does not have the source of beta."""
     path, sha256 = make_archive(tmp_path, "moved\n")
     url = "http://upstream.invalid/demo-1.0.tar.gz"
     private.recipe("alpha", source=write_source(url, sha256), script=INSTALL_TEXT)
@@ -339,7 +339,10 @@ def test_import_and_build_without_a_network(
 
 
 def test_import_refuses_other_bytes(private: MiniProject, exported: Path) -> None:
-    """The message names a file with a wrong sha256, and both sha256. Good files are imported."""
+    """The message names a file with a wrong sha256, its sha256, and the expected sha256.
+
+    Other files are imported.
+    """
     good = next(exported.glob("*/demo-1.0.tar.gz"))
     bad = exported / "0bad" / good.name
     bad.parent.mkdir()
@@ -356,7 +359,7 @@ def test_import_refuses_other_bytes(private: MiniProject, exported: Path) -> Non
 
 
 def test_our_patches_apply() -> None:
-    """Patches apply to the sources that PyPI has. Patches of other sources are not attempted."""
+    """Our patches apply to sources from PyPI. Patches of other sources may not be attempted."""
     output = forge("patches", "check")
     assert re.search(r"^flash-attn: \d+ patches: applies$", output, re.M)
     for line in output.splitlines():

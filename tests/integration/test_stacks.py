@@ -35,7 +35,8 @@ more = ["more"]
 def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     """A project with a locked stack of alpha and beta.
 
-    never-built, a third package of the stack, cannot be built: its source's host does not exist.
+    The stack also requires never-built, a package that cannot be built because the host of its
+    source does not exist.
     """
     project = MiniProject(tmp_path_factory.mktemp("app"))
     project.recipe(
@@ -86,9 +87,10 @@ def test_a_lock_before_anything_was_built_says_what_to_run(tmp_path: Path) -> No
 
 
 def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> None:
-    """A package installs after an import test of it was repeated.
+    """A package can be installed after its import test was repeated.
 
-    rattler-build leaves the test's script in the package's folder in the cache.
+    When rattler-build repeats the test, it leaves the test's script in the package's folder in the
+    cache.
     """
     project = MiniProject(tmp_path)
     recipe = project.recipe("alpha", run=["python"]) / "recipe.yaml"
@@ -106,7 +108,7 @@ def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> Non
 def test_a_lock_has_the_hash_of_what_was_built(app: MiniProject) -> None:
     """The lock has the sha256 of each built package, and a second `lock` writes the same text.
 
-    test_locks.py shows that the bindings write a lock as pixi does.
+    test_locks.py tests that the bindings write the same lock as pixi.
     """
     text = get_lock(app).read_text()
     app.forge("lock", "app")
@@ -114,7 +116,7 @@ def test_a_lock_has_the_hash_of_what_was_built(app: MiniProject) -> None:
     entry = r"(?m)^- conda: (\S+/channel/noarch/alpha-\S+)\n((?:  .*\n)+)"
     ((file, fields),) = re.findall(entry, text)
     assert f"  sha256: {sha256_file(Path(file))}\n" in fields
-    # `lock` writes a missing index first.
+    # If the channel's index is missing, `lock` writes the index first.
     (app.channel / "noarch" / "repodata.json").unlink()
     app.forge("lock", "app")
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """With `--stop-after`, a build ends in order when its time is up, and the next run completes it.
 
-No test waits until its time is up: a script sends the driver the signal that the timer would send.
+The tests do not wait for the timer. A build script sends the driver the signal that the timer would
+send.
 """
 
 import json
@@ -18,8 +19,8 @@ from forge.building.jobs import resume
 from forge.cli.time_box import NOT_FINISHED, TimeUp, parse_duration, time_box
 from forge.errors import ForgeError
 
-# Lines of a build script that send the signal to the driver. The engine leads the session of the
-# script, and the driver is the engine's parent.
+# Lines of a build script that send the timer's signal to the driver. The engine is the leader of
+# the script's session, and the driver is the engine's parent.
 TIME_IS_UP = """\
 engine=$(cut -d ' ' -f 6 /proc/self/stat)
 kill -ALRM "$(sed -n 's/^PPid:\\t//p' "/proc/$engine/status")"
@@ -37,7 +38,8 @@ until [[ -e unfinished.o ]]; do sleep 0.05; done
 def is_running(process: int) -> bool:
     """Return whether a process has not ended.
 
-    An ended process may stay as a zombie, if the first process of the machine reaps none.
+    If the machine's first process does not wait for its children, an ended process stays as a
+    zombie.
     """
     try:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
@@ -139,7 +141,7 @@ def test_a_compile_ends_in_good_order(
 def test_a_daemon_of_a_script_ends_too(project: MiniProject, tmp_path: Path) -> None:
     """A daemon is killed although it has left the session, the folder and the engine's pipe.
 
-    The server of a compiler does so.
+    A build script may start such a daemon, for example the server of a compiler.
     """
     pid_file = tmp_path / "number"
     build = project.recipe("alpha") / "build.sh"
@@ -167,8 +169,8 @@ def test_time_is_up_in_a_package_test(project: MiniProject, tmp_path: Path) -> N
 
 
 STAGES = ["prepare", "compile", "install", "clean", "pack"]
-# A build script in stages. It logs each stage that begins. In the stage {slow}, once, the time is
-# up.
+# A build script in stages, which writes each stage that begins to a log. When the stage {slow} runs
+# for the first time, the time is up.
 STAGED = """\
 source checks/stages.sh
 stage() {{
@@ -224,8 +226,8 @@ def write_staged_recipe(project: MiniProject, slow: str, folder: Path, host: str
 def test_each_stage_is_gone_on_with(slow: str, project: MiniProject, tmp_path: Path) -> None:
     """The next run skips the finished stages, and starts with the one in which the time was up.
 
-    If that stage comes after `install`, the next run repeats all stages: it has a new $PREFIX,
-    without the installed files.
+    If that stage comes after `install`, the next run repeats all stages, because its new $PREFIX
+    does not have the installed files.
     """
     log = write_staged_recipe(project, slow, tmp_path)
     project.forge("build", "alpha", "--stop-after", "5h", code=NOT_FINISHED)
@@ -244,7 +246,7 @@ def test_each_stage_is_gone_on_with(slow: str, project: MiniProject, tmp_path: P
 def test_what_has_changed_begins_anew(change: str, project: MiniProject, tmp_path: Path) -> None:
     """All stages are repeated if the recipe or a package of its environments has changed.
 
-    They are also repeated if the first run was killed.
+    All stages are also repeated if the first run was killed.
     """
     project.recipe("beta")
     project.forge("build", "beta")
@@ -256,7 +258,7 @@ def test_what_has_changed_begins_anew(change: str, project: MiniProject, tmp_pat
         with (project.root / "recipes/alpha/build.sh").open("a") as script:
             script.write("true\n")
     elif change == "environment":
-        # As if beta had been updated since the first run.
+        # This has the same effect as an update of beta after the first run.
         (environments,) = folder.glob("bld/*/work/.environments")
         environments.write_text(environments.read_text().replace("beta-1.0", "beta-0.9"))
     else:

@@ -44,7 +44,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     """A project with the packages alpha and beta, in a git repository.
 
     alpha is built from an archive, a patch and a folder of the repository. beta requires alpha, and
-    the name of its package contains that of the GPU.
+    the name of beta's package contains the GPU's name.
     """
     project = MiniProject(tmp_path_factory.mktemp("app"))
     archive = project.root / "demo-1.0.tar.gz"
@@ -95,7 +95,7 @@ def built(app: MiniProject) -> Path:
 def test_a_package_is_as_its_recipe(app: MiniProject) -> None:
     """Packages agree with their recipes in the checkout and in a commit.
 
-    One has patches and local sources, and the other requires a package of ours.
+    The package alpha has patches and local sources. The package beta requires alpha.
     """
     files = [str(path) for path in app.channel.glob("*/*.conda")]
     for options in ([], ["--commit", "HEAD"]):
@@ -106,7 +106,7 @@ def test_a_package_is_as_its_recipe(app: MiniProject) -> None:
 
 
 def test_what_extra_states_is_not_compared(app: MiniProject, built: Path) -> None:
-    """A change below `extra` is no difference: it states how earlier builds were tested."""
+    """A change below the key `extra`, which states how earlier builds ran, is no difference."""
     recipe = app.root / "recipes/alpha/recipe.yaml"
     text = recipe.read_text()
     try:
@@ -131,7 +131,8 @@ EDITS: dict[str, tuple[str, str, str, str]] = {
 def test_another_recipe_is_named(case: str, app: MiniProject, built: Path) -> None:
     """The message names what an edit has changed.
 
-    The package still agrees with the commit before the edit, and differs from the one after it.
+    The package still agrees with the commit before the edit, and differs from the commit with the
+    edit.
     """
     name, old, new, message = EDITS[case]
     path = app.root / name
@@ -174,9 +175,10 @@ def edit_digest(data: dict) -> None:
 
 
 def hide_source(data: dict) -> None:
-    """State a false source, and the true one in keys such as `source.0.url`.
+    """State a false source, and the true source in keys such as `source.0.url`.
 
-    `forge verify` writes the path of a value like these keys.
+    `forge verify` names a value inside lists and dicts by a path such as `source.0.url`, and must
+    not mistake such a key for the path.
     """
     recipe = data["recipe"]
     source = recipe["source"][0]
@@ -186,9 +188,9 @@ def hide_source(data: dict) -> None:
 
 
 def add_nested_lists(data: dict) -> None:
-    """Add lists that have a hundred million values, but are short in YAML.
+    """Add lists that contain a hundred million values and are short in YAML.
 
-    Each list has the same list ten times, which YAML writes as ten aliases.
+    Each list contains the previous list ten times, which YAML writes as ten aliases.
     """
     values = ["x"] * 10
     for _ in range(7):
@@ -347,7 +349,7 @@ def test_a_commit_whatever_git_is_told(app: MiniProject, built: Path, tmp_path: 
 
 
 def test_without_git_the_files_as_they_are(app: MiniProject, built: Path, tmp_path: Path) -> None:
-    """A copy without git history is compared as it is, for example an unpacked archive."""
+    """`forge verify` works in a checkout without git, for example in an unpacked archive."""
     copy = tmp_path / "copy"
     shutil.copytree(app.root, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", "build"))
     done = app.forge("verify", str(built), FORGE_ROOT=str(copy))

@@ -27,12 +27,12 @@ from forge.sources.cache import SourceCache
 
 CHECKS = CHECKOUT / "recipes" / "vllm"
 VALIDATOR = CHECKOUT / "packages" / "strix-validate" / "src"
-# Versions that AMD builds vLLM with, and that differ from ours.
+# Versions with which AMD builds vLLM and which differ from our versions.
 KNOWN_DIFFERENCES = [
     "AITER_BRANCH=0.1.26, but our amd-aiter is 0.1.20.post1",
     "TRITON_VERSION=3.8.0, but our triton is 3.7.1",
 ]
-# The names of packages on conda-forge that differ from those on PyPI, by the latter.
+# Names of packages on conda-forge, by their names on PyPI, where the two names differ.
 CONDA_NAMES = {
     "huggingface-hub": "huggingface_hub",
     "prometheus-client": "prometheus_client",
@@ -57,7 +57,7 @@ def trees(recipes: RecipeSet, tmp_path_factory: pytest.TempPathFactory) -> tuple
         tar.extractall(folder, members, **FILTER)
     upstream = folder / f"vllm-{recipe.version}"
     patched = folder / "patched"
-    # Hard links suffice: git replaces a file that it changes by a new one.
+    # The copy may consist of hard links, because git replaces each file that it changes.
     shutil.copytree(upstream, patched, copy_function=os.link)
     for patch in sorted((CHECKOUT / "patches/vllm").glob("*.patch")):
         subprocess.run(["git", "apply", "-p1", patch], cwd=patched, check=True)
@@ -153,7 +153,7 @@ def find_differences(
 ) -> list[str]:
     """Return upstream's requirements that a recipe neither has nor lists as not required.
 
-    A version that upstream pins may be a range in the recipe, if the range contains it.
+    Where upstream pins a version, the recipe may have a range that contains the version.
     """
     versions = dict((*spec.split(" "), "")[:2] for spec in run_requirements)
     result = []
@@ -177,7 +177,7 @@ def test_recipe_requires_what_upstream_does(recipes: RecipeSet, trees: tuple[Pat
     run = rendered["requirements"]["run"]
     not_required = vllm.extra["not_required"]
     upstream = read_requirements(trees[0])
-    # The bound of setuptools in rocm.txt is for the build. The one in common.txt is for a run.
+    # The bound of setuptools in rocm.txt is for builds. The bound in common.txt is for run time.
     upstream["setuptools"] = read_requirements(trees[0], "common.txt")["setuptools"]
     assert len(upstream) > 60
     assert find_differences(upstream, run, not_required) == []
@@ -208,10 +208,10 @@ def test_differences_from_upstream_are_reported() -> None:
 
 
 def test_pins_are_those_that_amd_builds_with(recipes: RecipeSet, trees: tuple[Path, Path]) -> None:
-    """The versions with which AMD builds vLLM are ours, with two differences.
+    """AMD builds vLLM with the same versions of packages as we do, with two differences.
 
-    AMD's versions are in upstream's Dockerfile. The metadata has those of the CUDA build.
-    docs/vllm.md explains the differences.
+    AMD's versions are in upstream's Dockerfile, because upstream's metadata has the versions of the
+    CUDA build. docs/vllm.md explains the differences.
     """
     vllm = recipes.recipes["vllm"]
     (stated,) = vllm.extra["built_with"].values()
@@ -223,10 +223,11 @@ def test_pins_are_those_that_amd_builds_with(recipes: RecipeSet, trees: tuple[Pa
 
 
 def test_triton_kernels_are_the_other_ones_that_upstream_names(trees: tuple[Path, Path]) -> None:
-    """The recipe does not take the Triton kernels that upstream names for ROCm.
+    """The recipe does not use the Triton kernels that upstream names for ROCm.
 
-    Those are for Triton 3.8; see docs/vllm.md.
+    The kernels for ROCm are for Triton 3.8 (see docs/vllm.md).
     """
+
     text = (trees[0] / "cmake/external_projects/triton_kernels.cmake").read_text()
     tags = re.findall(r'set\(TRITON_KERNELS_TAG "(.+)"\)', text)
     assert tags == ["669b31acc1dd1b3fd93286afd5db67f65d9f7557", "v3.5.1"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run the recipes without conda-forge, AMD's server and GitHub. docs/rehearsal.md explains it."""
+"""Run the recipes without conda-forge, AMD's server and GitHub (see docs/rehearsal.md)."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,8 @@ from rehearsal import (  # noqa: E402
 )
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-# Passes all words of a command on, also `--`, which click otherwise takes as an option of its own.
+# Settings with which click passes on all words of a command, including `--`, which click otherwise
+# removes.
 PASS_ON = {
     "allow_extra_args": True,
     "ignore_unknown_options": True,
@@ -53,7 +54,7 @@ def make(
         bool, typer.Option("--thin-vllm", help="Do not compile most of vLLM's kernels.")
     ] = False,
 ) -> None:
-    """Make both stand-ins, which are kept if they exist, and copy the checkout."""
+    """Make missing stand-ins for conda-forge and for AMD's archive, and copy the checkout."""
     debian.require_sid()
     place = checkout.Place.make(folder)
     with place.record_cost("archive"):
@@ -77,7 +78,7 @@ def make(
 
 @app.command(context_settings=PASS_ON)
 def forge(context: typer.Context, folder: Folder) -> None:
-    """Run ./forge on the copy, as in `forge DIR build rocm-sdk`."""
+    """Run the driver on the copy, for example with `forge DIR build rocm-sdk`."""
     raise typer.Exit(checkout.Place.at(folder).run_forge(context.args))
 
 
@@ -91,7 +92,7 @@ def night(folder: Folder) -> None:
 def channel(
     folder: Folder,
     recipes: Annotated[
-        list[str], typer.Argument(help="The recipes, and all recipes that they require.")
+        list[str], typer.Argument(help="Recipes. The recipes that they require are added.")
     ] = (workflow.RECIPES),
 ) -> None:
     """Run channel.yml on the copy as GitHub would, by default for the recipes up to aotriton."""
@@ -100,7 +101,7 @@ def channel(
 
 @app.command(context_settings=PASS_ON)
 def user(context: typer.Context, folder: Folder) -> None:
-    """Run a command as a user of the published packages, as in `user DIR forge lock attention`."""
+    """Run a command as a user of the published packages: `user DIR forge lock attention`."""
     raise typer.Exit(checkout.Place.at(folder).run_as_user(context.args))
 
 

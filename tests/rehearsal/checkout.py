@@ -33,8 +33,8 @@ from forge.hostbase.wheels import PYTHON
 VERSION = "10.0.0"
 ARCHIVE = f"therock-dist-linux-gfx1151-{VERSION}.tar.gz"
 COMMIT = "16adc4d875fd4f65ea23c7c84e1c66706fde3047"
-# Wheels of programs that Debian has too. Metadata of other wheels requires them, and AOTriton
-# refuses CMake 4.
+# PyPI's wheels of programs that Debian has too. They are needed because the metadata of other
+# wheels requires them, and because AOTriton refuses CMake 4.
 PYPI = ["cmake<4", "ninja"]
 # Files that the overlay changes.
 RECIPE = "recipes/rocm-sdk/recipe.yaml"
@@ -42,7 +42,7 @@ VARIANTS = "recipes/bases/conda-forge/variants.yaml"
 BASES = "src/forge/bases.py"
 GATE = "src/forge/channel/gate.py"
 TORCH = "recipes/pytorch/recipe.yaml"
-# A rehearsal makes this file in its own folders. It deletes files in no other folder.
+# A rehearsal makes this file in its own folders, and deletes files only in folders that have it.
 MARK = ".rehearsal"
 MARK_TEXT = "Made by tests/rehearsal, which deletes and overwrites what is in this folder.\n"
 
@@ -64,7 +64,7 @@ def mark(folder: Path) -> None:
     """Mark a folder as the rehearsal's own, and create it if it does not exist.
 
     Raises:
-        Refused: The folder has files and no mark, so the files are somebody's.
+        Refused: The folder has files and no mark, so the files may belong to somebody.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted(path.name for path in folder.iterdir())
@@ -147,7 +147,7 @@ class Place:
     def copy_checkout(self) -> Path:
         """Copy the checkout as it is now, and return the copy.
 
-        Files that the copy has built or fetched stay.
+        Files that were built or fetched in an earlier copy stay.
 
         Raises:
             Refused: The folder of the copy exists, and no rehearsal made it.
@@ -178,13 +178,14 @@ class Place:
         tag = f"cp{PYTHON.replace('.', '')}"
         (rocm,) = re.findall(r"^[\d.]+", debian.read_version("hipcc"))
         edits = [
-            # The recipe gets the hash of the stand-in archive, for the release that is built.
+            # The recipe gets the hash of the stand-in for AMD's archive.
             (RECIPE, r'(?<=\n)( +sha256: )[^\n]*"4feabd9f[^\n]*', rf"\g<1>{sha256}"),
-            # Build strings get a mark, so that nobody takes a rehearsal's package for a real one.
+            # Build strings get a mark, so that packages of a rehearsal can be recognized.
             (BASES, r'(tag = HOST_BOUND if is_host else) ""', rf'\1 "{REHEARSED}"'),
-            # The copy publishes only packages with the mark. The checkout refuses these.
+            # The copy publishes only packages with the mark. The real driver refuses to publish
+            # packages with the mark.
             (GATE, r"if build\.startswith\(REHEARSED\)", "if not build.startswith(REHEARSED)"),
-            # The Python is Debian's, and sources come from PyPI.
+            # Packages are built only for Debian's version of Python, and sources come from PyPI.
             (VARIANTS, r"(?<=\npython:\n)(  - [^\n]*\n)+", f'  - "{PYTHON}.* *_{tag}"\n'),
             (VARIANTS, r"(?<=\npython_min:\n)  - [^\n]*", f'  - "{PYTHON}"'),
             (VARIANTS, r"(?<=\nsources_from:\n)  - upstream", "  - pypi"),
@@ -224,7 +225,7 @@ class Place:
         return f"overlay/{module.FOLDER}: {note}\n"
 
     def _allow_mark_in_requirements(self) -> list[str]:
-        """Change requirements of torch's build string `rocm*` so that the mark may come first.
+        """Change requirements of torch with the build string `rocm*`, so that they accept the mark.
 
         Returns:
             The names of the changed files.
@@ -258,8 +259,9 @@ class Place:
     def run_as_user(self, words: list[str]) -> int:
         """Run a command as a user who installs the published packages, and return its exit code.
 
-        The user has a home folder of their own. The public channels are this rehearsal's, and the
-        machine is said to have the GPU. `forge` is the copy's driver, on the stacks in the home.
+        The user has a home folder of their own. The URLs of the public channels lead to the
+        channels of this rehearsal, and an override makes the machine look as if it had the GPU. The
+        command `forge` runs the copy's driver on the stacks in the home folder.
 
         Raises:
             Refused: The command would publish, or nothing is published yet.
@@ -278,7 +280,7 @@ class Place:
             shutil.copytree(self.root / "stacks", home / "stacks", symlinks=True)
             (home / "recipes").mkdir(exist_ok=True)
             for name in ("recipes/bases", "variants.yaml"):
-                # The link exists if a person has removed the folder of stacks.
+                # The link already exists if a user has removed the folder of stacks.
                 (home / name).unlink(missing_ok=True)
                 (home / name).symlink_to(self.root / name)
         command = words
@@ -299,7 +301,7 @@ class Place:
         return code
 
     def build_untested(self, recipe: str, variants: list[str]) -> int:
-        """Build one recipe without its tests, below `untested`, and return the exit code."""
+        """Build one recipe without its tests, in the folder `untested`. Return the exit code."""
         script = self.root / "tests" / "rehearsal" / "untested.py"
         target = self.folder / "untested" / recipe
         return self._run([str(script), recipe, str(target), *variants], ["untested", recipe])
@@ -328,7 +330,7 @@ class Place:
 
     @contextlib.contextmanager
     def record_cost(self, name: str) -> Iterator[list[str]]:
-        """Print what the block has cost, and append it to costs.txt.
+        """Print the time and the memory that the block used, and append them to costs.txt.
 
         Args:
             name: The beginning of the line.

@@ -42,8 +42,8 @@ class Package:
         version: Its version.
         needs: Its run requirements.
         exports: Its run_exports, or None.
-        texts: Scripts: their texts by path in the prefix.
-        links: Links to files of this machine: their targets by path in the prefix.
+        texts: Texts of scripts, by path in the prefix.
+        links: Targets of links to files of this machine, by path in the prefix.
         build: The build string.
     """
 
@@ -69,7 +69,7 @@ class Package:
 
 
 def make_wrapper(host: Host, gcc: str, clang: str) -> str:
-    """Return a script that runs a host compiler. GCC answers all queries about itself.
+    """Return a script that runs a host compiler. Queries such as -print-file-name always run GCC.
 
     Args:
         host: The host compiler.
@@ -78,14 +78,15 @@ def make_wrapper(host: Host, gcc: str, clang: str) -> str:
     """
     run = f'exec /usr/bin/{gcc}-{GCC} "$@"'
     if host is Host.CLANG:
-        # clang does not find GCC by conda's triple. The last -O counts.
+        # clang does not find GCC's files by conda's triple, so it gets their folder. Of several -O
+        # options, the last one is in effect.
         flags = f'--gcc-install-dir=/usr/lib/gcc/x86_64-linux-gnu/{GCC} "$@" -O0'
         # Warnings about GCC's options and pragmas would fill the logs.
         no_warnings = "-Wno-unused-command-line-argument -Wno-unknown-pragmas"
         # torch.compile passes this option to any compiler called g++, and clang refuses it.
         is_refused = '[ "$word" = -fno-tree-loop-vectorize ]'
         filter_words = f'for word do shift; {is_refused} || set -- "$@" "$word"; done'
-        # Debian's clang 22 has no omp.h, so the environment's is used.
+        # Debian's clang 22 has no omp.h, so the file in the environment is used.
         header = '-idirafter "${0%/*}/../include"'
         run = f"{filter_words}\nexec /usr/bin/{clang}-22 {flags} {header} {no_warnings}"
     return f"""#!/bin/sh

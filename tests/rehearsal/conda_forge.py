@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Make a channel that replaces conda-forge, from Debian's files and PyPI's wheels.
 
-Its packages have conda-forge's names. rattler-build makes the packages of Debian's files from a
-recipe that this module writes: packages that are made in another way have no run_exports, and
-without those a recipe with a wrong list of requirements would pass.
+Its packages have conda-forge's names. This module writes a recipe from which rattler-build makes
+the packages of Debian's files. Packages that are made in another way have no run_exports. Without
+run_exports, a recipe with a wrong list of requirements would not fail.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from forge.sources.cache import PYPI_URL, Source
 
 MARK = "rehearsal"
 LIB = trees.MULTIARCH
-# Where Debian's files go in a conda prefix.
+# The paths of Debian's files in a conda prefix.
 MOVES: trees.Moves = [
     (r"usr/share/(doc|man|bug|lintian|locale|bash-completion|emacs|vim)/.*", None),
     (rf"{LIB}/openblas-openmp/libopenblas(.*)", r"lib/libopenblas\1"),
@@ -67,10 +67,10 @@ class Part:
         debs: The Debian packages whose files it has.
         needs: Its run requirements.
         exports: Its run_exports, as in a recipe.
-        version: Its version. If empty, it is that of the first Debian package.
+        version: Its version. If empty, the package has the version of the first Debian package.
         build: Its build string.
-        only: A pattern of the paths in the prefix that it keeps.
-        links: Further links: their targets by path.
+        only: A pattern. Only files whose paths in the prefix match it are in the package.
+        links: Targets of additional links, by path.
     """
 
     debs: tuple[str, ...] = ()
@@ -87,8 +87,8 @@ def weak_exports(*specs: str) -> dict[str, list[str]]:
     return {"weak": [*specs]}
 
 
-# conda-forge's packages have no static libraries. If they had, a linker that does not find libz.so
-# would link libz.a.
+# Static libraries are left out, as in conda-forge's packages. Otherwise a linker that does not find
+# libz.so would link libz.a.
 NO_ARCHIVE = r".*(?<!\.a)"
 PARTS: dict[str, Part] = {
     "libgcc": Part(("libgcc-s1", "libgomp1", "libatomic1"), only=r"lib/lib.*\.so.*"),
@@ -167,12 +167,13 @@ PYTHON_NEEDS = (
 )
 # Keys of a recipe's requirements whose values are not installed.
 NOT_INSTALLED = {"if", "run_constraints", "run_exports", "ignore_run_exports"}
-# PyPI's names by conda-forge's. conda-forge's ray-default is ray with the requirements of its
-# dashboard, which the wheel of ray replaces here.
+# Names of packages on PyPI, by their names on conda-forge. On conda-forge, ray-default is ray with
+# the requirements of its dashboard. Here the wheel of ray replaces it.
 PYPI_NAMES = {"ray-default": "ray"} | {conda: pypi for pypi, conda in wheels.CONDA_NAMES.items()}
 
-# Requirements that conda-forge's package has and the wheel does not have. conda-forge's fastapi is
-# `fastapi[standard]`, and its pybind11 has the headers where extensions of torch look for them.
+# Requirements that a package of conda-forge has and the wheel does not have. On conda-forge,
+# fastapi is `fastapi[standard]`, and pybind11 has its headers where extensions of torch look for
+# them.
 FURTHER_NEEDS = {
     "fastapi": (
         "email-validator",
@@ -238,7 +239,7 @@ def list_wheel_specs(root: Path) -> list[str]:
 
 
 def make_outputs(tree: Path, host: compilers.Host, subdir: Path) -> list[dict[str, Any]]:
-    """Return the outputs of the recipe whose packages do not exist yet, and lay out their files.
+    """Lay out the files of the packages that do not exist yet, and return their recipe's outputs.
 
     Args:
         tree: The folder for the files.
@@ -297,8 +298,8 @@ def make_output(
             "string": build,
             "script": [f'cp -a "{files}/." "$PREFIX/"'],
             "dynamic_linking": {
-                # As in conda-forge's packages, libraries then find others in the prefix, and not
-                # those of this machine.
+                # With relative RPATHs, as in conda-forge's packages, a library finds the libraries
+                # that it requires in the prefix, and not on this machine.
                 "binary_relocation": ["lib/*.so*", "bin/python*"],
                 "overlinking_behavior": "ignore",
             },
@@ -315,7 +316,7 @@ def make_python_outputs(tree: Path, copier: Path) -> list[dict[str, Any]]:
 
     Args:
         tree: The folder for the files.
-        copier: copy_interpreter.py, with which the host base copies Python, too.
+        copier: The path of copy_interpreter.py, which the host base uses, too.
     """
     python_version = wheels.PYTHON
     tag = f"cp{python_version.replace('.', '')}"
@@ -340,7 +341,7 @@ def make(folder: Path, work: Path, host: compilers.Host, copier: Path, specs: li
         folder: The folder of the channel.
         work: A folder for intermediate files.
         host: The host compiler.
-        copier: copy_interpreter.py.
+        copier: The path of copy_interpreter.py.
         specs: The specs that wheels have to satisfy.
     """
     subdir = folder / "linux-64"
@@ -366,7 +367,8 @@ def build(outputs: list[dict[str, Any]], work: Path, subdir: Path) -> None:
         "recipe": {"name": "conda-forge", "version": "1"},
         "outputs": outputs,
     }
-    # The recipe is JSON: YAML would have anchors, which rattler-build does not read.
+    # The recipe is written as JSON, because YAML would have anchors, which rattler-build does not
+    # read.
     recipe.write_text(json.dumps(data))
     options = {"channel": [], "test": "skip", "package_format": "conda:1"}
     build_recipes([recipe], output_dir=work / "built", **options)
@@ -408,7 +410,7 @@ def convert_wheels(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[
 
 
 def resolve(pip: list[str], specs: list[str]) -> dict[str, Version]:
-    """Return the versions that pip chooses, by name, without those of packages that recipes build.
+    """Return the versions that pip chooses, by name. Packages that recipes build are left out.
 
     Args:
         pip: The command line of pip.
@@ -437,7 +439,7 @@ def read_wheels(versions: Mapping[str, Version], cache: Path) -> dict[str, wheel
 
 
 def find_other_names(wheel: str, names: Iterable[str]) -> set[str]:
-    """Return those of `names` by which conda-forge calls a wheel that has another name on PyPI."""
+    """Return the names in `names` that conda-forge uses for a wheel and PyPI does not use."""
     same = {name for name in names if canonicalize_name(PYPI_NAMES.get(name, name)) == wheel}
     return same - {wheel}
 
@@ -445,7 +447,8 @@ def find_other_names(wheel: str, names: Iterable[str]) -> set[str]:
 def make_alias(name: str, wheel: wheels.Conversion, subdir: Path) -> Iterable[Path]:
     """Make a package with conda-forge's name that requires the package of a wheel.
 
-    The latter has PyPI's name. Nothing is yielded if the package exists.
+    The package of the wheel has PyPI's name. If the package with conda-forge's name exists, nothing
+    is yielded.
     """
     with tempfile.TemporaryDirectory() as scratch:
         empty = Path(scratch) / "none"

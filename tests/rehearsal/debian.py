@@ -16,7 +16,7 @@ class Missing(SystemExit):
 
 
 def require_sid() -> None:
-    """Raise Missing unless this is Debian's unstable release: no other one has this ROCm."""
+    """Raise Missing unless this machine has Debian's unstable release, which has this ROCm."""
     release = RELEASE.read_text().strip() if RELEASE.exists() else "no Debian"
     if not release.endswith("/sid"):
         raise Missing(
@@ -83,7 +83,7 @@ def list_with_dependencies(packages: Iterable[str], sources: str) -> list[str]:
 def list_files(package: str) -> list[str]:
     """Return the files and links of an installed package, relative to `/`.
 
-    Links to folders are resolved: /lib, for example, is a link to usr/lib.
+    Links to folders in the paths are resolved. For example, /lib is a link to usr/lib.
 
     Raises:
         Missing: The package is not installed.

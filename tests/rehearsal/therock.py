@@ -18,8 +18,8 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 from rehearsal import debian, trees
 
-# Debian's packages with which torch, vLLM and bitsandbytes are compiled. apt installs what they
-# depend on.
+# Debian's packages with which torch, vLLM and bitsandbytes are compiled. apt also installs the
+# packages that they depend on.
 PACKAGES = [
     "amd-smi",
     "hipcc",
@@ -57,14 +57,15 @@ PACKAGES = [
 SOURCES = r"(roc|hip|miopen|amdsmi|rccl|llvm-toolchain-22|rocr|libhs|clr).*"
 SYSDEPS = "lib/rocm_sysdeps/lib"
 LIB = trees.MULTIARCH
-# Where Debian's files go in the tree.
+# The paths of Debian's files in the tree.
 MOVES: trees.Moves = [
     (r"usr/share/doc/([^/]+)/copyright", r"share/doc/\1/LICENSE.txt"),
     (r"usr/share/(doc|man|bug|lintian|bash-completion|doc-base)/.*", None),
     (r"usr/lib/python3.*", None),
-    # Like AMD's archive for one GPU, this one has no kernels and databases of other GPUs.
+    # Kernels and databases of other GPUs are left out, because AMD's archive for one GPU does not
+    # have them.
     (r"usr/.*/(library|db)/(.*[_.-])?gfx(?!1151)[0-9a-f]+.*", None),
-    # There is no ROCm for i386.
+    # Files for i386 are left out, because ROCm does not support i386.
     (r".*[-.]i386\..*", None),
     # These are tools for developers of LLVM.
     (
@@ -72,7 +73,7 @@ MOVES: trees.Moves = [
         r"doc|refactor|include-.*|change-.*|reorder-.*|move|check|apply-.*))",
         None,
     ),
-    # Each of Debian's clangs has the device libraries.
+    # Each version of Debian's clang has the device libraries.
     (r"usr/lib/llvm-\d+/lib/clang/22/(?:lib/)?amdgcn/(.*)", r"lib/llvm/amdgcn/\1"),
     # These are links to folders of llvm-22.
     (r"usr/lib/clang/.*", None),
@@ -159,7 +160,7 @@ def read_needed(path: Path) -> set[str]:
 
 
 def bundle_libraries(tree: Path) -> None:
-    """Copy Debian's libraries that the tree needs to SYSDEPS, and set the search paths of all.
+    """Copy libraries of Debian that the tree needs to SYSDEPS, and set all libraries' search paths.
 
     Raises:
         debian.Missing: This machine does not have a library.

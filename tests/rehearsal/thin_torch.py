@@ -2,8 +2,9 @@
 """Changes to the recipe of pytorch that make a rehearsal of torch cheap.
 
 Parts of torch are switched off, and only the HIP files that DEVICE_CODE names are compiled. Each of
-the other HIP files becomes an object that has an empty code object and no functions. The link then
-defines the missing functions as one that throws. The overlay prints the changes.
+the other HIP files becomes an object that has an empty code object and no functions. When a library
+is linked, every missing function is defined as a function that throws an exception. The overlay
+prints the changes.
 """
 
 Edits = list[tuple[str, str, str]]
@@ -51,10 +52,10 @@ EDITS: Edits = [
     ],
     (CHECK, r'    if "Using Kineto with(.*\n){2}', ""),
 ]
-# Names of HIP files without their suffixes. The first half is called by the package tests, also
-# those of bitsandbytes, by `strix-validate backend` and `libraries`, by a step of training and by
-# simple arithmetic. TensorFactories makes every tensor. The second half is called by vLLM when it
-# serves.
+# Names of HIP files without their suffixes. Kernels of the files before the empty line are launched
+# by package tests (including those of bitsandbytes), by `strix-validate backend` and
+# `strix-validate libraries`, by a training step, and by simple arithmetic. TensorFactories makes
+# every tensor. Kernels of the files after the empty line are launched by vLLM when it serves.
 DEVICE_CODE = """
 AbsKernel BLASConstants BinaryDivTrueKernel BinaryMulKernel CompareEQKernel CompareKernels
 ConvolutionMM2d Copy DepthwiseConv2d DistributionNormal Dropout FillKernel ForeachBinaryOpScalar

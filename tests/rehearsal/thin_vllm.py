@@ -2,8 +2,8 @@
 """Changes to the recipe of vllm that make a rehearsal of vLLM cheap.
 
 Only the HIP files that DEVICE_CODE names get device code. The other HIP files are compiled for the
-host only, with an empty code object: the modules load, but the kernels of these files are not
-found. The overlay prints the changes.
+host only, with an empty code object. So vLLM's modules can be loaded, but the kernels of these
+files are not found. The overlay prints the changes.
 """
 
 FOLDER = "recipes/vllm"

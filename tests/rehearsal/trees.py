@@ -10,15 +10,16 @@ from pathlib import Path
 from rehearsal import debian
 
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
-# Patterns of paths and their targets. The first pattern that matches a whole path decides. None
-# leaves the file out.
+# Patterns of paths, with targets. A file goes to the target of the first pattern that matches its
+# whole path. If the target is None, the file is left out.
 Moves = Sequence[tuple[str, str | None]]
-# In CMake files, the steps from a file up to the prefix. Without the folder of Debian's triple,
-# there is one step less.
+# Matches the steps from a CMake file up to the prefix. Without the folder of Debian's triple, there
+# must be one step less.
 FOUR_STEPS = re.compile(r'(get_filename_component\((\w+) "\$\{\2\}" PATH\)\n)\1{3}')
-# The same as a path. hip-lang has five steps, because it counts from its file.
+# Matches such steps that are written as a path. hip-lang has five steps, because it counts from the
+# file and not from the file's folder.
 FOUR_UP = re.compile(r"\.\./(?:\.\./){3}")
-# In CMake files, a comparison with the original prefix, which is /usr.
+# Matches a comparison in a CMake file with the original prefix, which is /usr.
 ORIGINAL = re.compile(r"get_filename_component\(_realCurr .*?unset\(_realCurr\)\n", re.DOTALL)
 HOST_FOLDER = re.compile(r";?/usr/include(?:/libdrm)?(?=[;\"])")
 
@@ -35,7 +36,7 @@ def find_target(name: str, moves: Moves) -> str | None:
 def lay_out(names: Iterable[str], moves: Moves, tree: Path) -> None:
     """Copy files of Debian's packages into a tree.
 
-    A link to a file that is copied too stays a link. Other links are replaced by their targets.
+    A link stays a link if its target is copied, too. Other links are replaced by their targets.
 
     Args:
         names: The paths of the files, relative to `/`.
@@ -50,7 +51,7 @@ def lay_out(names: Iterable[str], moves: Moves, tree: Path) -> None:
         (tree / target).parent.mkdir(parents=True, exist_ok=True)
         _place(name, tree / target, moves, tree)
         placed.append(tree / target)
-    # Links are removed whose targets the tree does not have after all.
+    # Remove links whose targets are not in the tree.
     for path in placed:
         if path.is_symlink() and not path.exists():
             path.unlink()
@@ -69,7 +70,7 @@ def _place(name: str, target: Path, moves: Moves, tree: Path) -> None:
                 continue
             inside = find_target(os.path.relpath(destination, root), moves)
             if inside and tree / inside == target:
-                # Both paths have the same target. The file itself is copied under its own path.
+                # The link and its file have the same target. The file is copied under its own path.
                 return
             if inside and destination.exists():
                 target.symlink_to(os.path.relpath(tree / inside, target.parent))
@@ -84,7 +85,7 @@ def _place(name: str, target: Path, moves: Moves, tree: Path) -> None:
 def mend_cmake(tree: Path) -> None:
     """Remove Debian's triple and /usr from the CMake and pkg-config files of a tree.
 
-    The tree has no folder of that triple.
+    The tree has no folder with the name of the triple.
     """
     for path in sorted({*tree.rglob("*.cmake"), *tree.rglob("*.pc")}):
         if path.is_symlink():

@@ -3,9 +3,10 @@
 
     untested.py RECIPE FOLDER [KEY=VALUE...]
 
-This is for a package whose tests need a package that is not built yet. The driver of FORGE_ROOT
-builds it. Its usual commands first build the run requirements of a package, and keep no package
-that was not tested. So the package goes into a folder of its own, and never into a channel.
+This is for a package whose tests require a package that is not built yet. The usual commands of the
+driver would first build the run requirements of a package, and keep no untested package. This
+program calls functions of the driver in FORGE_ROOT instead. The package is written to FOLDER, and
+never to a channel.
 """
 
 import shutil
@@ -26,7 +27,7 @@ def build(ctx: Context, name: str, folder: Path) -> list[Path]:
     ctx.select([name])
     (step,) = (step for step in ctx.recipes.plan(ctx.channel) if step.recipe.name == name)
     sources = SourceCache(ctx.project)
-    # A build that was killed may have left compilers.
+    # Compilers of a killed build may still run.
     kill_leftovers(folder.parent)
     shutil.rmtree(folder, ignore_errors=True)
     for source in list_sources(step.recipe):

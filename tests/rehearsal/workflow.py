@@ -20,10 +20,11 @@ from support.workflow_runner import SKIPPED, SUCCESS, Run
 
 from forge.bases import CONDA_FORGE
 
-# The recipes up to aotriton. Its tests need the emulator.
+# The recipes up to aotriton, and the emulator, which aotriton's tests require.
 RECIPES = ["rocm-sdk", "amdsmi", "triton", "strix-emulate", "aotriton"]
-DISK = 30 << 30  # the size of a machine's disk in bytes, where a disk can be mounted
-# The option is removed: compression at this level takes many times longer.
+# The size of a machine's disk in bytes. It has an effect only where a disk can be mounted.
+DISK = 30 << 30
+# The option is removed from the workflow, because compression at this level takes much longer.
 RELEASE_FORMAT = "--package-format conda:19 "
 # A launcher that runs the copy's driver, with the sources that the rehearsal has.
 FORGE = """\
@@ -34,9 +35,10 @@ FORGE_ROOT=$PWD exec {python} src/forge "$@"
 
 
 def write_repository(place: Place, folder: Path, recipes: list[str]) -> None:
-    """Write the repository: a copy of the checkout with some recipes only.
+    """Write the repository, which is a copy of the checkout with only some recipes.
 
-    AOTriton has its smallest set of kernels, and packages are compressed as in local work.
+    AOTriton is built with its smallest set of kernels, and packages are compressed as in local
+    builds.
     """
 
     def ignore(parent: str, names: list[str]) -> set[str]:
