@@ -167,7 +167,6 @@ def test_built_and_installed(release: Release, tmp_path: Path) -> None:
 
 def test_every_output_is_built_and_installed(conda_forge: str, tmp_path: Path) -> None:
     """pixi builds and installs every output of a recipe, each only with its own variant keys."""
-
     root = tmp_path / "checkout"
     sources = tmp_path / "pypi-sources"
     folder = tmp_path / "mine"

@@ -390,7 +390,6 @@ def test_each_command_requires_the_mark(tmp_path: Path, command: str) -> None:
 
 def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
     """The overlay prints what it switches off, and changes the check of torch's configuration."""
-
     printed = place.apply_overlay(thin_torch)
     added = " ".join(line for line in printed.splitlines() if line.startswith("+"))
     for name in (*thin_torch.OFF, "USE_KINETO", "USE_MKLDNN"):

@@ -52,7 +52,7 @@ API(hipExtModuleLaunchKernel)(hipFunction_t f, uint32_t x, uint32_t y, uint32_t 
     if (!bx || !by || !bz) return device_enter(), device_leave(hipErrorInvalidConfiguration);
     if (x % bx || y % by || z % bz) {
         ENTER();
-        LEAVE(device_lacks("a launch of %ux%ux%u threads in workgroups of %ux%ux%u, not all whole,",
+        LEAVE(device_lacks("a launch of %ux%ux%u threads in incomplete workgroups of %ux%ux%u",
                            x, y, z, bx, by, bz));
     }
     if (start) hipEventRecord(start, stream);

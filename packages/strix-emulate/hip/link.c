@@ -48,7 +48,7 @@ static hipError_t lost(const char *why) {
 static hipError_t receive(void **data, size_t *size) {
     struct reply head;
     if (!receive_all(&head, sizeof head)) return lost("the emulator's process has ended");
-    if (head.size > REPLY_LIMIT) return lost("the emulator's answer makes no sense");
+    if (head.size > REPLY_LIMIT) return lost("the emulator's answer has an invalid size");
     char *bytes = malloc(head.size + 1);
     if (!bytes) return lost("out of memory");
     if (!receive_all(bytes, head.size)) {
@@ -118,7 +118,7 @@ static hipError_t start(void) {
     size_t size;
     hipError_t error = receive((void **)&hello, &size);
     if (!error && (size != sizeof *hello || hello->version != PROTOCOL_VERSION))
-        error = lost("the emulator is of another version than this library");
+        error = lost("the emulator has another version than this library");
     if (error) {
         device_say("cannot start the emulator: %s -m strix_emulate.device.server", arguments[0]);
         device_fail(hipErrorNoDevice);

@@ -54,7 +54,7 @@ hipError_t pool_map(void) {
     }
     file = memfd_create("strix-emulate", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (file < 0 || ftruncate(file, (off_t)total) || fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK)) {
-        device_say("no file in memory of %zu bytes: %s", total, strerror(errno));
+        device_say("cannot create a file of %zu bytes in memory: %s", total, strerror(errno));
         return hipErrorNoDevice;
     }
     void *got = mmap((void *)POOL_BASE, total, PROT_READ | PROT_WRITE,

@@ -173,7 +173,7 @@ def test_matrices(kind):
     g = execute(name, V, S)
     assert (g.F[16:20].reshape(16, 16) == a @ b + c).all()
     V[0, 0, 40] ^= 1
-    with pytest.raises(Trap, match=r"lanes 16-63 of v\[0:7\] do not repeat 0-15"):
+    with pytest.raises(Trap, match=r"lanes 16-63 of v\[0:7\] do not repeat lanes 0-15"):
         execute(name, V, S)
 
 

@@ -45,7 +45,7 @@ Off = Annotated[
     str,
     typer.Option(
         metavar="[CHECKS]",
-        help=f"Turn off checks: {', '.join(CHECKS)}, separated by commas. Without names, all.",
+        help=f"Turn off checks: {', '.join(CHECKS)}, separated by commas. Without names: all.",
     ),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Select one of the file's kernels.")]
@@ -146,31 +146,35 @@ def device(  # noqa: PLR0913 (a command's options)
     no_checks: Off = "",
     memory: Annotated[
         float | None,
-        typer.Option(help="GiB of device memory. Default: 8, at most half of this machine's."),
+        typer.Option(
+            help="GiB of device memory. Default: 8, or half of the machine's memory if less."
+        ),
     ] = None,
     budget: Annotated[
-        int | None, typer.Option(help="Wave-instructions before a launch counts as hung.")
+        int | None,
+        typer.Option(help="Number of wave-instructions after which a launch counts as hung."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Seconds before a launch counts as hung. Default: 1800.")
+        float | None,
+        typer.Option(help="Seconds after which a launch counts as hung. Default: 1800."),
     ] = None,
     devices: Annotated[
         int,
         typer.Option(
             min=1,
             max=16,
-            help="Number of devices that the program sees. They share one memory.",
+            help="Number of devices that the program sees. The devices share one memory.",
         ),
     ] = 1,
     target: Annotated[
         str,
-        typer.Option(help=f"The GPU that the device is: {', '.join(TARGETS)}."),
+        typer.Option(help=f"The GPU to emulate: {', '.join(TARGETS)}."),
     ] = DEFAULT.name,
     cores: Cores = None,
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
     strict: Annotated[
         bool,
-        typer.Option(help="Findings in ROCm's and torch's libraries end a launch too."),
+        typer.Option(help="Let findings in ROCm's and torch's libraries end a launch, too."),
     ] = False,
 ) -> None:
     """Run a program that uses HIP. The emulator executes its kernels."""

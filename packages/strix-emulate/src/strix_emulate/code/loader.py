@@ -101,7 +101,7 @@ def _parse_zip(data: bytes, origin: str, budget: Budget) -> list[Kernel]:
             content = archive.read(member)
             name = f"{origin}:{member.filename:.200}"
             if content[:2] == b"PK":
-                raise LoadError(f"{name}: a zip file in another one is not read")
+                raise LoadError(f"{name}: a zip file in another zip file is not supported")
             kernels += _parse(content, name, budget)
     return kernels
 
@@ -120,7 +120,8 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
     except (struct.error, lzma.LZMAError) as error:
         raise LoadError(f"{origin}: damaged AKS2 pack ({error})") from error
     if magic != b"AKS2" or len(raw) != total:
-        raise LoadError(f"{origin}: AKS2 pack unpacks to {len(raw)} bytes, its header says {total}")
+        size = len(raw)
+        raise LoadError(f"{origin}: AKS2 pack unpacks to {size} bytes, but its header says {total}")
     entries = []
     at = 0
     remaining = total
@@ -253,7 +254,7 @@ def _read_target(code_object: CodeObject) -> Target:
         raise LoadError(f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, {emulated})")
     os_abi, abi_version = code_object.data[7:9]
     if os_abi != _ELFOSABI_AMDGPU_HSA:
-        raise LoadError(f"{origin}: OS ABI is {os_abi}, AMDGPU_HSA is {_ELFOSABI_AMDGPU_HSA}")
+        raise LoadError(f"{origin}: OS ABI is {os_abi}, not {_ELFOSABI_AMDGPU_HSA} (AMDGPU_HSA)")
     if abi_version not in _ABI_VERSIONS:
         raise Unsupported(f"{origin}: unknown code object version (ABI version {abi_version})")
     return target

@@ -224,7 +224,8 @@ class _Atomic:
             self.spaces.note_store(g, inside)
             if (at % size).any():
                 raise Trap(
-                    "misaligned", f"an atomic of {size} bytes whose address is not a multiple of it"
+                    "misaligned",
+                    f"an atomic of {size} bytes whose address is not a multiple of {size} bytes",
                 )
             data = [self._read_data(g, register, inside) for register in self.data_registers]
             cells = memory.bytes.view(self.dtype)
@@ -324,7 +325,7 @@ def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
     def run(g: Waves):
         at, inside, _ = locate(g)
         if inside is not None:
-            raise Trap("bounds", "a counter outside of LDS")
+            raise Trap("bounds", "the counter of DS_APPEND or DS_CONSUME lies outside of the LDS")
         wave = np.arange(g.n * g.width)[g.lanes] // g.width
         _order(g, spaces.lds, at, None, 4)
         # Waves count one after the other. The first active lane of a wave counts for all its lanes,

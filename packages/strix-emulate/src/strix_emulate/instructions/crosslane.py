@@ -364,7 +364,7 @@ def _compile_move_relative(ins: Instruction, _mode: Mode) -> Compiled:
 
     def require_registers(g: Waves, numbers):
         if numbers.max() >= len(g.V):
-            raise Trap("bounds", f"v{numbers.max()} of {len(g.V)} vector registers")
+            raise Trap("bounds", f"register v{numbers.max()}, but there are only {len(g.V)}")
 
     def run(g: Waves):
         wave = np.arange(g.n)
@@ -413,7 +413,7 @@ def _read_matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
     bits = g.V[first : first + registers]
     if not (bits.reshape(registers, g.n, -1, 16) == bits[:, :, None, :16]).all():
         others = f"lanes 16-{g.width - 1} of v[{first}:{first + registers - 1}]"
-        raise Trap("wmma", f"{others} do not repeat 0-15")
+        raise Trap("wmma", f"{others} do not repeat lanes 0-15")
     rows = np.ascontiguousarray(bits[:, :, :16].transpose(1, 2, 0))
     if kind == "f16":
         return rows.view(np.float16).astype(np.float32)

@@ -216,7 +216,8 @@ def compile_setreg(ins: Instruction, start: int) -> Compiled:
 
     def run(g: Waves):
         if ((np.asarray(read(g)) & mask) != expected).any():
-            raise Trap("unknown", f"`{ins.text}` sets another mode than that at the kernel's start")
+            message = f"`{ins.text}` sets another mode than the mode at the kernel's start"
+            raise Trap("unknown", message)
 
     return Compiled(run)
 
