@@ -227,7 +227,6 @@ def test_triton_kernels_are_the_other_ones_that_upstream_names(trees: tuple[Path
 
     The kernels for ROCm are for Triton 3.8 (see docs/vllm.md).
     """
-
     text = (trees[0] / "cmake/external_projects/triton_kernels.cmake").read_text()
     tags = re.findall(r'set\(TRITON_KERNELS_TAG "(.+)"\)', text)
     assert tags == ["669b31acc1dd1b3fd93286afd5db67f65d9f7557", "v3.5.1"]

@@ -103,7 +103,7 @@ _INTEGER_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _FLOAT_FORMATS = {2: "e", 4: "f", 8: "d"}
 #: Bytes for the queue and the dispatch packet, and for the space between arrays.
 _EXTRA_ROOM = 2048
-#: Maximum number of bytes that the arena leaves unused behind an array.
+#: Maximum number of bytes that the arena leaves unused after an array.
 _SPACE = 256
 
 

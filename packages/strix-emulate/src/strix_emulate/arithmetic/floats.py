@@ -107,7 +107,7 @@ def scaled_fma64(a, b, c, power):
 
 
 def _is_moderate(x):
-    """Return where x is 0, or where its products neither overflow nor become denormal."""
+    """Return by element whether x is 0, or its products neither overflow nor become denormal."""
     size = np.abs(x)
     return (size < 2.0**900) & ((size > 2.0**-900) | (x == 0))
 
@@ -185,7 +185,7 @@ def _extreme(pick, pick_zero, a, b, ieee):
 
 
 def is_quiet(x):
-    """Return where the highest bit of the fraction is set. A NaN with that bit is quiet."""
+    """Return by element whether the fraction's highest bit is set. A NaN with that bit is quiet."""
     kind = np.dtype(f"u{x.dtype.itemsize}").type
     bit = np.finfo(x.dtype).nmant - 1
     return (np.asanyarray(x).view(kind) >> kind(bit) & kind(1)) != 0

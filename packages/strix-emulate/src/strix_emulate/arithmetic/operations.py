@@ -713,8 +713,8 @@ def _select_by_mask(a, b, mask):
     return np.where(mask, b, a)
 
 
-#: Entry of MASKED: kind of the result or "", kinds of the sources, function, whether it returns a
-#: mask.
+#: Entry of MASKED: kind of the result or "", kinds of the sources, the function, and whether the
+#: function returns a mask.
 _MaskedEntry = tuple[str, tuple[str, ...], Callable, bool]
 
 

@@ -69,7 +69,7 @@ class Shape:
 
 #: A function that returns the operand for a shape.
 Slot = Callable[[Shape], Operand]
-#: Slots of the operands, and modifiers.
+#: The result of a reader: slots of the operands, and modifiers.
 Read = tuple[list[Slot], dict]
 #: A function that reads an encoding, given the mnemonic and the number of operands in LLVM's text.
 Reader = Callable[["Code", str, int], Read]
@@ -92,7 +92,7 @@ _ROWS = {
 }
 #: Output multipliers by OMOD.
 _OUTPUT_MULTIPLIERS: dict[int, dict] = {1: {"mul": 2}, 2: {"mul": 4}, 3: {"div": 2}}
-#: Parts of the names of LDS instructions that return something.
+#: Parts of the names of LDS instructions that write a vector register.
 _LDS_RESULTS = ("load", "_rtn", "permute", "swizzle", "append", "consume")
 
 
@@ -133,7 +133,7 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
     word = int.from_bytes(code[:4], "little")
     base, read = _find_encoding(word)
     if len(code) > base + 4:
-        raise Unknown("a literal behind the fields of DPP")
+        raise Unknown("a literal after the fields of DPP")
     slots, modifiers = read(Code(code, base), name, len(shapes))
     if not shapes:
         return (), {}

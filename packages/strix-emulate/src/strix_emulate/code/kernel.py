@@ -72,8 +72,8 @@ class Kernel:
         finite_16: Whether float16 overflows to the largest number (FP16_OVFL).
         launch_lds: Bytes of LDS that a launch adds.
         image: The code object in memory.
-        dynamic_stack: Whether it needs an unknown amount of scratch, for recursion or calls by a
-            pointer.
+        dynamic_stack: Whether the kernel needs an unknown amount of scratch, for recursion or calls
+            by a pointer.
         target: The GPU that it was compiled for.
         two_units: Whether a workgroup runs on both compute units of a processor (WGP mode).
     """

@@ -50,7 +50,7 @@ def load(path: Path) -> list[Kernel]:
     try:
         if path.is_dir():
             return _load_triton_cache(path)
-        if path.exists() and not path.is_file():  # reading a pipe might never end
+        if path.exists() and not path.is_file():  # A read of a pipe might never end.
             raise LoadError(f"{path}: not a regular file")
         return parse(read_file(path), str(path))
     except OSError as error:

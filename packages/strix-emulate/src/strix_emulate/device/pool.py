@@ -319,7 +319,7 @@ class DeviceMemory(Arena):
         write: bool,
         outside: np.ndarray,
     ):
-        """Return which accesses outside of all allocations hit a view, and the offsets of all."""
+        """Return flags of the accesses that hit a view, and the offsets of all accesses."""
         view = np.searchsorted(self.view_starts, at, "right") - 1
         in_view = outside & (view >= 0) & (at <= self.view_ends[view] - size)
         if write and (self.view_modes[view[in_view]] == READ_ONLY).any():

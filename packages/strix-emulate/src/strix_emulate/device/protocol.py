@@ -19,10 +19,10 @@ LAUNCH = 1 << 20
 HEAP = 2 << 20
 #: Offset of the table of allocations.
 HEADER = 64
-#: Offset of the table of views. A view is a part of the pool that has another address too: pinned
-#: memory of the host, or virtual memory.
+#: Offset of the table of views. A view is a part of the pool that has another address, too. It is
+#: pinned memory of the host, or virtual memory.
 VIEWS = LAUNCH + (768 << 10)
-#: Bytes of address space behind the pool, for the pools of other processes.
+#: Bytes of address space after the pool, for memory of other processes' pools.
 ROOM = 1 << 40
 #: Maximum bytes of a request. rocBLAS's largest code object is smaller.
 REQUEST_LIMIT = 1 << 30

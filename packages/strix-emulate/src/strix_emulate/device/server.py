@@ -43,7 +43,7 @@ _WARN_ONLY = frozenset({"stale", "uninitialised"})
 #: Offsets in the pool of the dispatch packet and of the queue.
 _PACKET = LAUNCH + (1 << 19)
 _QUEUE = _PACKET + 4096
-#: Maximum bytes of arguments. The buffer of hostcalls lies behind them.
+#: Maximum bytes of arguments. In the pool, the buffer of hostcalls follows the arguments.
 _MAX_ARGUMENT_BYTES = START - LAUNCH
 _SLAB = 2 << 20
 

@@ -76,7 +76,7 @@ def reads_zero(mods: dict) -> bool:
 
 
 def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return arrays by lane: source lane, whether that is valid, whether the lane is written."""
+    """Return by lane: the source lane, whether the source lane is valid, and whether to write."""
     row_mask = mods.get("row_mask", 0xF)
     bank_mask = mods.get("bank_mask", 0xF)
     row_written = row_mask >> (_LANE // 16) & 1

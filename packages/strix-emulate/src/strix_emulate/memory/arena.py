@@ -11,7 +11,7 @@ from strix_emulate.memory.shadow import Memory
 BASE = 0x2000_0000_0000
 #: Base-2 logarithm of the distance from one array to the next.
 _SLOT = 33
-#: Modes of an array. Loads from an UNWRITTEN array are reported where no store came before.
+#: Modes of an array. A load from an UNWRITTEN array is reported if no store wrote the bytes before.
 READ_ONLY = 1
 WRITABLE = 2
 UNWRITTEN = 3
@@ -29,7 +29,7 @@ class Arena(Memory):
         aliases: Host addresses of arrays, which pointers in memory may contain, as (3, n): first
             address minus BASE, end minus BASE, and distance to the array.
         peers: Whether anything besides the kernel's waves may change the memory during a launch.
-        top: Offset of the first byte behind all arrays.
+        top: Offset of the first byte after the last array.
         arrays: The arrays as (4, n): first address minus BASE, offset, bytes, mode.
     """
 

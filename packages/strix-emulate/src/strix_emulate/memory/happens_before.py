@@ -19,12 +19,12 @@ import numpy as np
 
 from strix_emulate.memory.tags import CLOCK, SEVERAL, WORKGROUP, barriers_of, wave_of
 
-#: Clocks of waves and workgroups. Each sixteen workgroups have a dict of their own. When a lock
-#: passes from wave to wave, most of these dicts are identical objects, which need no merging.
+#: Clocks of waves and workgroups, in one dict for every sixteen workgroups. When a lock passes from
+#: wave to wave, most of these dicts are identical objects, which need no merging.
 Clocks = dict[int, dict[int, int]]
 _CHUNK = WORKGROUP + 4
 _NOTHING: Clocks = {}
-#: Number of queued events at which they are merged.
+#: Maximum number of events in the queue. When there are this many, the events are merged.
 _QUEUE_LIMIT = 2000
 
 
@@ -123,11 +123,11 @@ class Order:
             self._merge_events()
 
     def ordered(self, old, new):
-        """Return where accesses with old tags happened before later ones with new tags."""
+        """Return by element whether an access with the old tag happened before one with the new."""
         return self._for_each_pair(self.orders, old, new)
 
     def visible(self, old, new):
-        """Return where a plain load with a new tag sees the store with the old tag."""
+        """Return by element whether a plain load with the new tag sees the old tag's store."""
         return self._for_each_pair(self.sees, old, new)
 
     def _for_each_pair(self, decide, old, new):

@@ -6,9 +6,9 @@ A cell has the size of the kernel's smallest access, 1 to 4 bytes. Its shadow ha
 
 Two accesses of different waves, one of which is a write, are a race if no barrier lies between
 them. If the waves are of different workgroups, no barrier can order them. A barrier does not order
-an access that is still outstanding when its wave arrives there. The tag of such an access is moved
-behind the barrier (:meth:`Memory.postpone`). Atomics may order accesses that look like a race
-(:mod:`strix_emulate.memory.happens_before`).
+an access that is still outstanding when its wave arrives at the barrier. Such an access gets a tag
+as if it came after the barrier (:meth:`Memory.postpone`). Atomics may order accesses that look like
+a race (:mod:`strix_emulate.memory.happens_before`).
 """
 
 from dataclasses import dataclass
@@ -282,7 +282,7 @@ class Memory(Storage):
         self._record_store(cells)
 
     def _unordered(self, old, new):
-        """Return where neither barriers nor atomics order two accesses."""
+        """Return by element whether neither barriers nor atomics order two accesses."""
         conflict = are_unordered(old, new)
         if self.order is not None and conflict.any():
             at = np.flatnonzero(conflict)
@@ -290,7 +290,7 @@ class Memory(Storage):
         return conflict
 
     def _wrote_same_value(self, cells, before, tags, conflict):
-        """Return where the reading wave also wrote the value that another wave wrote."""
+        """Return by cell whether the reading wave also wrote the value that another wave wrote."""
         own_bit = self.writers[cells] & wave_bit(tags) != 0
         result = in_same_workgroup(before, tags) & own_bit
         if not self.co_writers:
@@ -301,7 +301,7 @@ class Memory(Storage):
         return result
 
     def _releases_lock(self, cells, before, tags, conflict):
-        """Return where a store releases a lock that its wave took by an atomic.
+        """Return by cell whether a store releases a lock that its wave took by an atomic.
 
         The instruction is a plain store, but the store counts as atomic, because other waves access
         the lock only by atomics.
@@ -455,7 +455,7 @@ class Memory(Storage):
         readers,
         conflict,
     ):
-        """Return where a store repeats a value that the reading wave had itself written before.
+        """Return by cell whether a store repeats a value that the reading wave had written before.
 
         Attention kernels do so: workgroups that share a key head append the same keys to the KV
         cache and read the keys back. Such a store needs no check for other readers, because a read
@@ -545,7 +545,7 @@ class Memory(Storage):
         self.findings.report("race", message)
 
     def postpone(self, touch: Touch, waves, unit: int) -> None:
-        """Move an outstanding access of these waves behind a barrier or a release.
+        """Change the tags of an outstanding access as if it came after a barrier or a release.
 
         Args:
             touch: The access.

@@ -56,7 +56,7 @@ def barriers_of(tag):
 
 
 def in_same_workgroup(old, new):
-    """Return where two tags are of the same workgroup."""
+    """Return by element whether two tags are of the same workgroup."""
     return old >> WORKGROUP == new >> WORKGROUP
 
 
@@ -66,7 +66,7 @@ def wave_bit(tag):
 
 
 def are_unordered(old, new):
-    """Return where no barrier orders an access tagged old and a later one tagged new."""
+    """Return by element whether no barrier orders an old access and a later, new access."""
     if len(old) == 0 or not old.any():
         return np.zeros(len(old), bool)
     no_barrier = barriers_of(old) >= barriers_of(new)

@@ -43,8 +43,8 @@ static int may_race(State *w, int64_t old, int64_t new) {
   return w->classification == 2 || w->shares_cells ? ASK_NUMPY : ORDERED;
 }
 
-// Returns whether several waves may access the same cell. They do not if the cells of each wave are
-// behind those of the wave before it.
+// Returns whether several waves may access the same cell. They do not if all cells of each wave
+// have higher numbers than the cells of the previous wave.
 static inline int may_share_cells(const Memory *m, const State *w, const int64_t *at, int size) {
   int64_t end = -1;
   for (long i = 0; i < w->n; i++) {

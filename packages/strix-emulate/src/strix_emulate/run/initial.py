@@ -104,7 +104,7 @@ def _write_user_registers(
     kernel: Kernel,
     pointers: dict[str, int],
 ) -> int:
-    """Write the user SGPRs. Return the number of the first register behind them."""
+    """Write the user SGPRs. Return the number of the first register after them."""
     at = 0
     for name, count in kernel.user_sgprs:
         pointer = pointers.get(name)
@@ -127,7 +127,7 @@ def _write_workgroup_ids(
     grid,
     workgroup,
 ) -> int:
-    """Write the workgroup IDs behind the user SGPRs. Return the first unused register's number."""
+    """Write the workgroup IDs after the user SGPRs. Return the first unused register's number."""
     ids = (
         workgroup % grid[0],
         workgroup // grid[0] % grid[1],

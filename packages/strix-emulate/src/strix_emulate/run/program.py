@@ -132,7 +132,7 @@ class Block:
         end: The control instruction, or None if the next instruction is a branch target.
         condition: Function on waves that returns which waves jump. None if all waves jump.
         taken: Address of the block to which `end` jumps.
-        next: Address of the block behind this one.
+        next: Address of the block that follows this block in the code.
         entered: Number of waves that entered the block.
         polls: Whether the block polls memory that other waves change (see scheduler.PATIENCE).
         parts: The steps, grouped for execution in C. None before the block is first executed.
