@@ -7,8 +7,8 @@
 
 static unsigned long long numbers = 1;
 
-/* Sets the nodes on which the next node of a stream depends, or adds nodes to them if add is
-   true. */
+/* Sets the nodes on which the next node of a stream depends. If `add` is true, the nodes are added
+   to the nodes that were set before. */
 static bool follow(struct tail *tail, const hipGraphNode_t *nodes, size_t count, bool add) {
     size_t kept = add ? tail->count : 0;
     hipGraphNode_t *more = malloc((kept + count + 1) * sizeof *more);
@@ -73,7 +73,7 @@ API(hipStreamBeginCapture)(hipStream_t stream, hipStreamCaptureMode mode) {
     LEAVE(hipSuccess);
 }
 
-/* Returns whether a node is one of the nodes in end, or one of them depends on the node. */
+/* Returns whether a node is in `end`, or a node in `end` depends on it directly or indirectly. */
 static bool is_joined(const struct tail *end, hipGraphNode_t node) {
     for (size_t i = 0; i < end->count; i++) {
         struct tail before = {end->nodes[i]->dependencies, end->nodes[i]->dependency_count};

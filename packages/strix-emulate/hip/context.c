@@ -8,7 +8,7 @@
 #define MOST 16
 static char contexts[MOST];
 static _Thread_local int current;
-static unsigned peers[MOST]; /* by device: bit mask of the devices whose memory it may access */
+static unsigned peers[MOST]; /* for each device, a bit mask of the peers that it may access */
 
 static hipCtx_t context_of(int device) { return (hipCtx_t)(contexts + device); }
 

@@ -90,8 +90,8 @@ API(hipGraphAddChildGraphNode)(hipGraphNode_t *node, hipGraph_t graph, const hip
     REQUIRE(copy, hipErrorOutOfMemory);
     LEAVE(add(node, graph, after, count, (struct work){.kind = WORK_GRAPH, .graph = copy}));
 }
-/* The address is reserved when the node is added. It has memory only after a launch of the graph
-   has executed the node. */
+/* The address is reserved when the node is added. Memory is allocated at the address each time that
+   a launch of the graph executes the node. */
 API(hipGraphAddMemAllocNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
                              size_t count, hipMemAllocNodeParams *p) {
     ENTER();

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Returns an array as HIP does. If to is NULL, only the number of elements is returned. */
+/* Returns an array as HIP does. If `to` is NULL, only the number of elements is returned. */
 static hipError_t give(hipGraphNode_t *to, size_t *room, hipGraphNode_t *found, size_t count) {
     if (to)
         for (size_t i = 0; i < *room; i++) to[i] = i < count ? found[i] : NULL;

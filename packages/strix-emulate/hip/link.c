@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* The connection to the server, which is the emulator's process. The server is started at the first
-   use of the device, and communicates with this process over a pair of sockets. It ends when this
-   process closes its socket, in whatever way this process ends. If the server ends first, the
-   device is lost, and every later call fails. */
+   use of the device, and communicates with this process over a pair of sockets. The server ends
+   when the client's socket is closed, which happens however the client ends. If the server ends
+   first, the device is lost, and every later call fails. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <errno.h>

@@ -72,12 +72,12 @@ hipError_t pool_map(void) {
 
 static size_t round_up(size_t value) { return (value + PAGE - 1) / PAGE * PAGE; }
 
-/* Limits of the freed memory that is not allocated again yet, so that a kernel that still uses it
-   traps. Only the ranges that were freed last are kept. If there is no other room for an
-   allocation, none are kept. */
+/* Freed memory is kept unallocated for a while, so that a kernel that still uses it traps. These
+   are the limits of the kept memory, which consists of the ranges that were freed last. All of it
+   is released if there is no other room for an allocation. */
 #define KEPT_BYTES (64ull << 20)
 #define KEPT_RANGES 256
-static struct pool_view kept[KEPT_RANGES]; /* a ring buffer; kept_first is the oldest range */
+static struct pool_view kept[KEPT_RANGES]; /* a ring buffer that begins at kept_first */
 static size_t kept_first, kept_count, kept_bytes;
 
 static void keep(uint64_t offset, size_t size) {

@@ -27,7 +27,7 @@ const struct target *device_target(void) {
     static const struct target *found;
     if (found) return found;
     const char *wanted = getenv("STRIX_EMULATE_TARGET");
-    /* An unknown name gives the first target here. The server then refuses the name. */
+    /* For an unknown name, this returns the first target. The server then refuses the name. */
     for (found = targets; found->name && wanted && strcmp(found->name, wanted); found++) {
     }
     return found = found->name ? found : targets;

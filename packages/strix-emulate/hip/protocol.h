@@ -64,8 +64,8 @@ struct request {
     uint32_t operation, unused;
     uint64_t size;
 };
-/* status: a hipError_t. If it is an error, the bytes behind the reply are a message. lasting:
-   whether every later call must return the error, as after a fault on a GPU. */
+/* status: a hipError_t. If it is an error, the bytes that follow are a message. lasting: whether
+   every later call must return the error, as after a fault on a GPU. */
 struct reply {
     uint32_t status, lasting;
     uint64_t size;
@@ -74,8 +74,8 @@ struct reply {
 struct hello {
     uint32_t version, unused;
 };
-/* For OP_LOAD. Behind it follow the path of the library or program that contains the image, and the
-   image. */
+/* The request OP_LOAD. The path of the library or program that contains the image follows, and then
+   the image. */
 struct load_request {
     uint32_t origin_size, unused;
 };
@@ -87,7 +87,8 @@ struct place_request {
     uint32_t module, unused;
     uint64_t offset;
 };
-/* For OP_UNLOAD, OP_KERNELS, OP_FUNCTION and OP_SYMBOL. For the last two, a name follows. */
+/* The requests OP_UNLOAD and OP_KERNELS, and the requests OP_FUNCTION and OP_SYMBOL, in which a
+   name follows. */
 struct module_request {
     uint32_t module, unused;
 };

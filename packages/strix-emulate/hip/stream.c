@@ -100,7 +100,7 @@ API(hipStreamAddCallback)(hipStream_t stream, hipStreamCallback_t call, void *da
                           unsigned flags) {
     ENTER();
     REQUIRE(stream_is_valid(stream) && call && !flags, hipErrorInvalidValue);
-    /* As in HIP, this call cannot be captured. hipLaunchHostFunc can. */
+    /* As in HIP, this call cannot be captured. A program can capture hipLaunchHostFunc instead. */
     hipError_t error = capture_spoil(capture_of(stream));
     REQUIRE(!error, error);
     device_leave(hipSuccess);
