@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Copies of two-dimensional and three-dimensional boxes in linear memory. Copies of HIP arrays,
-   which textures use, are refused. */
+/* Allocation, copies and fills of two-dimensional and three-dimensional boxes in linear memory.
+   Copies of HIP arrays, which textures use, are refused. */
 #include "device.h"
 #include <string.h>
 
