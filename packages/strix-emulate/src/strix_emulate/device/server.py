@@ -36,9 +36,9 @@ from strix_emulate.run.program import Program
 from strix_emulate.statistics import occupancy
 
 #: Checks whose findings end no launch, because code from ROCm's headers in a program's own kernels
-#: has such findings. grid.sync() empties the caches before its barrier and not after it. rocPRIM's
-#: block_scan reads LDS padding that nothing wrote, but does not use the value. (Where an unwritten
-#: value is used, it is NaN, which shows in the results.)
+#: has such findings. "stale": grid.sync() empties the caches before its barrier and not after it.
+#: "uninitialised": rocPRIM's block_scan reads padding in the LDS that no store wrote, but does not
+#: use the value. (An unwritten value is NaN, so its use in a kernel shows in the results.)
 _WARN_ONLY = frozenset({"stale", "uninitialised"})
 #: Offsets in the pool of the dispatch packet and of the queue.
 _PACKET = LAUNCH + (1 << 19)

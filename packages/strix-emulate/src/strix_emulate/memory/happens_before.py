@@ -3,14 +3,14 @@
 
 Acquires are atomics that return a value, and loads with GLC. Releases are atomics, and stores whose
 value an acquire reads. A release does not cover accesses that are still outstanding (LLVM's guide,
-"Memory Model GFX10-GFX11"). Events are queued in order. They are merged into vector clocks only
-when two accesses look like a race.
+"Memory Model GFX10-GFX11"). Events are queued in order. They are merged into vector clocks when two
+accesses look like a race, or when the queue is full.
 
 Order is not visibility: after an acquire, a plain load may still read an older value from a cache.
 buffer_gl1_inv empties GL1, the cache that several workgroups share. buffer_gl0_inv empties GL0, the
-cache of a compute unit. An acquire of agent scope consists of both, in this order. To see stores of
-its own workgroup, a wave needs only buffer_gl0_inv. In CU mode, where a workgroup is on one compute
-unit, it needs neither.
+cache of a compute unit. An acquire of agent scope consists of these two instructions, in this
+order. To see stores of its own workgroup, a wave needs only buffer_gl0_inv. In CU mode, where a
+workgroup is on one compute unit, a wave needs neither instruction for such stores.
 """
 
 from dataclasses import dataclass

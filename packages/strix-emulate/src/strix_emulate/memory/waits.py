@@ -219,14 +219,15 @@ def check_pending(
 
     Two uses are allowed:
 
-    * Loads that finish in order may write the same register, or halves of it. LLVM's guide says:
-      "completion is reported to a wavefront in execution order" ("Memory Model", about LDS
-      operations; VMEM loads are in order among themselves too). LLVM places no wait between such
-      VMEM loads, and hipBLASLt's generator places none between such LDS loads.
+    * Loads that finish in order may write the same register, or halves of it. LLVM's guide says
+      about LDS operations: "completion is reported to a wavefront in execution order" ("Memory
+      Model"). VMEM loads are in order among themselves, too. LLVM places no wait between such VMEM
+      loads, and hipBLASLt's generator places no wait between such LDS loads.
     * A store of 8 or 16 bits may read one half of a register while a load into the other half is
-      outstanding. A vector operation must wait for that load. On GFX11, an access to one half may
-      disturb the other half (LLVM's feature d16-write-vgpr32). Therefore LLVM inserts a wait before
-      a vector operation (llvm-project#157795), but none before such a store (#194477).
+      outstanding. LLVM inserts no wait before such a store (llvm-project#194477). A vector
+      operation on one half must wait for the load. LLVM inserts a wait before the operation
+      (llvm-project#157795), because on GFX11 accesses to the two halves may disturb each other
+      (LLVM's feature d16-write-vgpr32).
 
     Args:
         g: The waves.

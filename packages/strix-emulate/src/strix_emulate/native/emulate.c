@@ -3,8 +3,9 @@
 // functions on numpy arrays.
 //
 // operations.inc has the functions of the operations. generate.py generates it from the tables.
-// strix_run stops before an instruction that may be wrong (a possible race, an address out of
-// bounds, a partial EXEC). Python then executes that instruction with numpy, or traps.
+// strix_run stops before an instruction that it cannot judge, because of a possible race, an
+// address out of bounds or a partial EXEC. Python then executes that instruction with numpy, or
+// traps.
 #include "numbers.h"
 
 // Loops over n lanes. LANES requires a multiple of 32, so that its vector code has no remainder.
@@ -42,28 +43,30 @@ typedef struct {
   float factor;
   int32_t dpp, zero_bound, fetch_inactive, size, words, offset, half, extended, memory, highest,
       resource, acquires, indexed, number, polls;
-  uint32_t valid, written[2];  // of DPP; written has a mask for each half of a wave64
-  uint8_t lanes[32];           // source lanes, the same for both halves of a wave64
-  uint32_t apertures[2];       // of a flat access: high halves of the addresses of LDS and scratch
+  // For DPP: mask of the lanes with a valid source lane, and masks of the lanes to write, one for
+  // each half of a wave64. The source lanes are the same for both halves.
+  uint32_t valid, written[2];
+  uint8_t lanes[32];
+  uint32_t apertures[2];  // for a flat access, high halves of the addresses of LDS and scratch
   Operand target, flag, source[4];
 } Op;
 // generate.py defines the macros HANDLER_..., with the numbers of library.HANDLERS.
-// Bits of `after`:
+// The bits of the field `after` of Op.
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
   uint64_t start, size;
   int64_t offset, mode;
 } Range;
-enum { READ_ONLY = 1, UNWRITTEN = 3 };  // modes of arena.py
+enum { READ_ONLY = 1, UNWRITTEN = 3 };  // modes of an array, as in arena.py
 
 typedef struct {
   uint8_t *bytes;
-  int64_t *written, *read;  // shadow, or null
+  int64_t *written, *read;  // the shadow, or null without checks
   uint32_t *writers, *store_addresses;
   const int64_t *slots;  // row of each wave in LDS or scratch
   int64_t size, stride, shift, strict, co_writers;
-  const Range *ranges;  // ranges of global memory, sorted; the first one may be empty
+  const Range *ranges;  // sorted ranges of global memory, of which the first may be empty
   int64_t range_count, last_range;
   uint64_t accessed_ranges;  // bit mask of the ranges that were accessed
 } Memory;
@@ -72,7 +75,7 @@ enum { GLOBAL, LDS, SCRATCH, FLAT };
 typedef struct {
   uint32_t *v, *s;
   uint8_t *scc;
-  int64_t n, halves;  // number of waves, and of halves of a wave: 1 or 2, each with 32 lanes
+  int64_t n, halves;  // n: number of waves; halves: number of halves of a wave, with 32 lanes each
   const int64_t *tags;
   int64_t exec_changed, atomics_order;    // atomics_order: whether atomics have ordered accesses
   int (*classify)(int64_t, int64_t);      // Order.classify of happens_before.py
@@ -92,7 +95,7 @@ typedef struct {
 static inline long lanes(const State *w) { return 32 * w->halves; }
 // Row of the wave to which a lane belongs.
 static inline long wave_of(const State *w, long lane) { return lane >> (4 + w->halves); }
-// Mask of half h, where all halves of all waves are counted.
+// Mask in a register for half h. The halves of all waves are numbered consecutively.
 static inline uint32_t *mask_of(const State *w, int index, long h) {
   const long second = w->halves - 1;
   return w->s + (index + (h & second)) * w->n + (h >> second);
@@ -308,7 +311,8 @@ static void compute_scalar(State *w, const Op *o) {
   if (o->write_exec) update_masks(w), w->exec_changed = 1;
 }
 
-// Writes the old EXEC to the target, and the result to EXEC. SCC is set if the result is not 0.
+// Executes S_*_SAVEEXEC: writes the old EXEC to the target, and the result to EXEC. SCC is set if
+// the result is not 0.
 static void save_exec(State *w, const Op *o) {
   void *p[3] = {w->spare[0]};
   for (int i = 0; i < 2; i++) p[1 + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
@@ -339,8 +343,8 @@ static int all_follow(const State *w, const Op *o) {
   return !others;
 }
 
-// Executes count operations. Returns the number of executed operations. It is less than count if
-// numpy has to execute the next one. kept: the row of the log for each operation, or null.
+// Executes count operations. Returns the number of executed operations, which is less than count if
+// numpy has to execute the next operation. kept: the row of the log for each operation, or null.
 long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
   w->exec_changed = 0;
   w->classified[0] = 0;

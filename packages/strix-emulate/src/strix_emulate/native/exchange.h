@@ -2,7 +2,7 @@
 // Moves of values between lanes, and between vector and scalar registers. See crosslane.py, and
 // vmem.py for LDS instructions.
 
-// Executes V_PERMLANE16, or with across = 16 V_PERMLANEX16.
+// Executes V_PERMLANE16 if across is 0, or V_PERMLANEX16 if across is 16.
 static void permlane(State *w, const Op *o, int across) {
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));
   const uint32_t *low = fetch(w, &o->source[1], w->spare[3], 1);
@@ -41,8 +41,8 @@ static void between_files(State *w, const Op *o) {
   if (o->write_exec) update_masks(w), w->exec_changed = 1;
 }
 
-// Executes the LDS instructions that move values between lanes without accessing memory. The value
-// of an inactive lane is 0.
+// Executes the LDS instructions that move values between lanes without accessing memory. A lane
+// that reads from an inactive lane gets 0.
 static void exchange(State *w, const Op *o) {
   const long halves = w->n * w->halves;
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));

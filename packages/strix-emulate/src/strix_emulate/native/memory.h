@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Loads, stores and atomics, as addressing.py, vmem.py and atomics.py execute them if there is no
-// finding. Functions return 1 if numpy has to execute the access.
+// Loads, stores and atomics. If a check may have a finding, C leaves the access to numpy. Otherwise
+// C has the same effect as addressing.py, vmem.py and atomics.py. Unless a comment says otherwise,
+// functions return 1 if numpy has to execute the access.
 #include "shadow.h"
 
 // Returns the offset of a global address, or -1 if numpy has to execute the access. Sets `changing`
