@@ -11,8 +11,8 @@ set -euo pipefail
 action=$1 name=$2 folder=$3 notes=${4:-}
 # Without GH_REPO, gh in a clone of a fork would use the repository that was forked.
 export GH_REPO=${GITHUB_REPOSITORY:?}
-# Check the name before anything is built. Later, ./forge publish would refuse a name without the word, and git
-# a tag such as a..b.
+# Check the name before anything is built. Otherwise ./forge publish would refuse a name without the word `untested`
+# only after the builds, and git would refuse a tag such as a..b.
 if [[ $name != *untested* || ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] ||
     ! git check-ref-format "refs/tags/$name/noarch"; then
     echo "::error::CHANNEL_UNTESTED has to contain 'untested', in lower case. It has to be valid as a git tag," \
@@ -22,13 +22,13 @@ fi
 text="Untested: no package of this channel has run on a gfx1151 GPU. They were built and tested without one, for AMD
 Strix Halo. The channel's address for pixi: https://github.com/$GH_REPO/releases/download/$name"
 
-# files PART: print the names of a release's files, without those whose upload was interrupted
+# files PART: print the names of a release's files, except for files whose upload was interrupted
 files() {
     gh release view "$name/$1" --json assets --jq '.assets[] | select(.state == "uploaded").name'
 }
 
-# download PART DIR [FILE]: download a release's files, or one of them. The files are named explicitly, because
-# gh fails at a file whose upload was interrupted.
+# download PART DIR [FILE]: download a release's files, or only FILE. The files are named explicitly, because gh
+# fails at a file whose upload was interrupted.
 download() {
     local names file patterns=()
     names=$(files "$1")
@@ -57,7 +57,8 @@ fetch() {
         cut -d'"' -f4 | while read -r part; do rm -f "$folder/$part"; done
 }
 
-# send_missing PART FILE...: upload the files that the release lacks; published files never change
+# send_missing PART FILE...: upload the files that the release lacks. Other files are not uploaded again, because
+# published files never change.
 send_missing() {
     local part=$1 present file missing=()
     shift
@@ -76,7 +77,7 @@ send() {
         grep -qxF "$name/$part" <<<"$releases" ||
             gh release create "$name/$part" --prerelease --title "$name: $part" --notes "$text"
     done
-    # Send this file first, because `publish` refuses a folder without it.
+    # Send withdrawn.json first, because `./forge publish` refuses a folder without this file.
     send_missing forge "$folder/withdrawn.json"
     gh release download "$name/forge" --pattern withdrawn.json --output - | cmp -s - "$folder/withdrawn.json" ||
         gh release upload "$name/forge" --clobber "$folder/withdrawn.json"

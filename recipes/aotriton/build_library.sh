@@ -2,7 +2,7 @@
 set -euo pipefail
 . "$RECIPE_DIR/kernels.sh"
 
-# CMake would read these from git, but the source has no git history.
+# Set the two hashes that CMake would read from git, because the source has no git history.
 export AOTRITON_CI_SUPPLIED_SHA1=$AOTRITON_COMMIT AOTRITON_GIT_TREESHA1=$AOTRITON_TREE
 export ROCM_PATH=$PREFIX/opt/rocm
 # Without this option, newer linkers (binutils 2.47) remove the version string in .comment as unused.
@@ -12,8 +12,8 @@ export LDFLAGS="${LDFLAGS:-} -Wl,--no-gc-sections"
 . checks/ccache.sh
 # Upstream's CMake makes a virtual environment and runs `pip install -r requirements.txt` in it. The packages that the
 # library's generator imports are in the build environment, and AOTRITON_INHERIT_SYSTEM_SITE_TRITON makes them visible
-# in the virtual environment. pip cannot install the other packages of the list, because it has no index here. CMake
-# ignores that.
+# in the virtual environment. pip cannot install the other packages of requirements.txt, because it has no index here.
+# CMake ignores the failure of pip.
 export PIP_NO_INDEX=1 PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS=
 # AOTRITON_NOIMAGE_MODE avoids a clone of ROCm/aiter.
 # shellcheck disable=SC2086
@@ -31,7 +31,7 @@ cmake -G Ninja -S . -B build ${CMAKE_ARGS:-} \
     -DAOTRITON_INHERIT_SYSTEM_SITE_TRITON=ON \
     -DAOTRITON_NO_PYTHON=ON \
     -DAOTRITON_USE_TORCH=OFF
-# Check that CMake has found HIP in the prefix, since it also looks in /opt/rocm.
+# Check that CMake has found HIP in the prefix, since CMake also looks in /opt/rocm.
 grep "^hip_DIR:PATH=$PREFIX/" build/CMakeCache.txt
 ninja -C build -j"$CPU_COUNT" install
 # Do not use the target install/strip: CMake may choose llvm-strip, which removes the version string in .comment.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Check which kernels AOTriton's dispatch code selects for head dimensions and dtypes.
 //
-// Usage: check_dispatch core|full|sample|upstream. It is linked only with the generated shim of attn_fwd, and util.
+// Usage: check_dispatch core|full|sample|upstream. The program is linked with only two object files of AOTriton: the
+// generated shim of attn_fwd, and util.
 #include <aotriton/_internal/util.h>
 #include <aotriton/config.h>
 

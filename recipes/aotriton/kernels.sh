@@ -1,8 +1,9 @@
-# Set the options for the variant aotriton_kernels. `upstream` has the same kernels as `full`, as compiled by AMD. The
-# builds of the images and of the library both use these options, because a kernel that only one of them knows would be
-# missing or unused. A head dimension between two of the listed ones uses the next larger kernel, with padding. `core`
-# and `sample` refuse larger head dimensions and fp32. `sample` has no padded kernels: a call that needs one fails at
-# the launch.
+# Set the options for the value of the variant aotriton_kernels, the name of a set of kernels. The set `upstream` has
+# the same kernels as the set `full`, as compiled by AMD. The builds of the images and of the library both use these
+# options. Otherwise the images could lack a kernel that the library launches, or have a kernel that it never launches.
+# A head dimension between two listed head dimensions uses the next larger kernel, with padding. The sets `core` and
+# `sample` refuse fp32, and head dimensions above the largest listed one. The set `sample` has no padded kernels, so a
+# call that needs a padded kernel fails at the launch.
 export AOTRITON_IMAGES=
 case $AOTRITON_KERNELS in
     core)
@@ -16,11 +17,13 @@ case $AOTRITON_KERNELS in
         export AOTRITON_ENABLE_FP32=1 AOTRITON_GFX1151_TILES=0
         ;;
     sample)
-        # also limits the library, since all of its 1,955 objects would take most of the CPU time
+        # These options also limit the kernels that the library knows, because compiling all 1,955 objects of the
+        # library would take most of the CPU time.
         export AOTRITON_FLASH_BLOCK_DMODEL="64, 128" AOTRITON_ENABLE_FP32=0
-        # The images that the package tests of aotriton and pytorch open: emulate_images.py, check_api.cc and
-        # test_with_gpu.py. They are those for the head dimensions 64 and 128, without padding, dropout and bias, causal
-        # or not. Forward and backward kernels have these fields in different orders.
+        # Select the images that the package tests of aotriton and pytorch (emulate_images.py, check_api.cc and
+        # test_with_gpu.py) open. These images are for the head dimensions 64 and 128, without padding, dropout and
+        # bias, with and without a causal mask. In the names of forward and backward images, the fields with these
+        # values have different orders.
         half='FONLY__＊(fp16|bf16)@16_(64|128)_'
         forward="attn_fwd/${half}F_F_[03]_0_" backward="bwd_kernel_[a-z_]+/${half}[03]_F_F_0_"
         AOTRITON_IMAGES="$forward $backward bwd_preprocess/${half}F_"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
-# Allow one compiler process per CPU, but not more than one per 2 GiB of memory. The largest file of torch took
-# 2.05 GiB (in C++; 0.9 GiB in HIP). setup.py and ninja read MAX_JOBS.
+# Allow one compiler process per CPU, but not more than one per 2 GiB of memory. The compiler needed up to 2.05 GiB for
+# a C++ file of torch, and up to 0.9 GiB for a HIP file. setup.py and ninja read MAX_JOBS.
 gib=$(awk '/^MemTotal/ { print int($2 / 1048576) }' /proc/meminfo)
 export MAX_JOBS=$((gib / 2 < CPU_COUNT ? (gib < 2 ? 1 : gib / 2) : CPU_COUNT))

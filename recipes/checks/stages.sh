@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
-# Divide a long build into stages. Each stage is a function, and a file marks it when it is done. If you run the
-# script again by hand (build_env.sh), it continues at the stage that failed. If a run was stopped, the next run
-# continues in the same tree, but with a new $PREFIX. So commands that write to $PREFIX must not be in a stage, but
-# follow after the stages.
+# Divide a long build into stages. Each stage is a function. When a stage has finished, a file .done-STAGE marks it. If
+# you run the build script again by hand (with build_env.sh), the build continues at the stage that failed. If a run of
+# the driver was stopped, the next run continues in the same tree, but with a new $PREFIX. So commands that write to
+# $PREFIX must not be in a stage. Put them after the call of run_stages.
 
-# run_stages NAME...: run those of these functions that are not marked as done, in this order.
+# run_stages NAME...: run the functions with these names in this order, except for those that are marked as done.
 run_stages() {
     local stage
     take_stopped_tree
@@ -17,14 +17,14 @@ run_stages() {
     done
 }
 
-# end_stages: if the run is stopped after this call, the next run starts from the beginning. Call it before files are
-# moved from the tree to $PREFIX, since the next run does not have them.
+# end_stages: remove the marks. If the run is stopped after this call, the next run starts from the beginning. Call this
+# function before files are moved from the tree to $PREFIX, because the next run, with its new $PREFIX, would lack them.
 end_stages() {
     rm -f .done-*
 }
 
-# If the driver has kept the tree of a stopped run, continue in that tree. Its files contain paths of the build and
-# host environments, and were made with their packages. So this is done only if the packages are the same.
+# If the driver has kept the tree of a stopped run, continue in that tree. The files in the tree were made with the
+# packages of the build and host environments. So the tree is used only if both environments have the same packages now.
 take_stopped_tree() {
     local stopped="${SRC_DIR%/bld/*}/stopped" environments
     environments=$(find "${PREFIX%/*}" -maxdepth 3 -path '*/conda-meta/*.json' | sort)

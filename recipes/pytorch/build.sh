@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# The build is divided into stages. If it is stopped, the next run continues at the same stage, and ninja at the same
-# file. A build in a new folder finds its objects in ccache.
+# The build is divided into stages. If the build is stopped, the next run continues at the same stage, and ninja
+# continues at the same file. A build in a new folder finds the objects of earlier builds in ccache.
 set -euo pipefail
 # shellcheck source=recipes/pytorch/options.sh
 source "$RECIPE_DIR/options.sh"
@@ -14,8 +14,8 @@ prepare() {
     rm -f .gitmodules
     # NNPACK would download the package six, which the host environment already has.
     : > third_party/NNPACK/cmake/DownloadSix.cmake
-    # Link AOTriton into the source tree, because CMake would write the folder of a library elsewhere into RPATH. It has
-    # a separate prefix, because torch installs everything in that prefix's lib and include.
+    # Link AOTriton's prefix into the source tree, because CMake writes the folder of a library outside the tree into
+    # RPATH. AOTriton has a prefix of its own, opt/aotriton, because torch installs everything in its lib and include.
     ln -sfn "$PREFIX/opt/aotriton" "$AOTRITON_INSTALLED_PREFIX"
     make_gcc_view
     python tools/amd_build/build_amd.py
@@ -28,16 +28,17 @@ configure() {
 }
 
 compile() {
-    # Run this twice, because one of torch's globs matches a header that the build makes. The second run configures
-    # again, compiles a few files and links three libraries.
+    # Run the command twice, because one of the globs in torch's CMake files matches a header that the build makes. The
+    # second run configures again, compiles a few files and links three libraries.
     for _ in 1 2; do
         cmake --build build --target install --parallel "$MAX_JOBS"
     done
 }
 
 prune() {
-    # setup.py would build again, and then copies the installed files three times. With this build.ninja there is nothing
-    # to build, so object files and the submodules' sources can be removed. That frees some 5 GB for the copies.
+    # setup.py runs ninja again, and then copies the installed files three times. With the build.ninja written here,
+    # ninja has nothing to build. So the object files and the submodules' sources can be removed, which frees about 5 GB
+    # of disk for the copies.
     echo 'build install: phony' > build/build.ninja
     find build -type f ! -name build.ninja ! -name CMakeCache.txt ! -name '*compile_commands.json' \
         ! -path '*/proto/*.py' -delete
@@ -56,9 +57,9 @@ install() {
 }
 
 clean() {
-    # rattler-build copies this folder five times (for itself and for each output), and it has several GB. The outputs
-    # need only licence texts and checks. Links are removed too: one of ittapi's licences is a link, and packages with
-    # a link in `info` are refused.
+    # rattler-build copies the work folder, which has several GB, five times (for itself and for each output). The
+    # outputs need only licence texts and checks, so everything else is removed. Symbolic links are removed too, because
+    # one of ittapi's licence texts is a link, and the driver refuses packages with a link in `info`.
     find . -mindepth 2 ! -type d \( -type l -o ! -path '*/LICENSE*' ! -path './checks/*' \) -delete
     find . -mindepth 1 -type d -empty -delete
 }

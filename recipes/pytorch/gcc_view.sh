@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash
-# Make a view of conda's GCC in the layout that clang expects. Clang looks for headers, libraries and ld relative to
-# libgcc's folder, but conda has them elsewhere. The view is a folder of links to them. With the option
-# --gcc-install-dir=VIEW, the HIP compiler uses the same libstdc++ and linker as $CXX.
+# Make a view of conda's GCC in the layout that clang expects. Clang looks for GCC's headers, GCC's libraries and ld
+# relative to libgcc's folder, but conda has these files elsewhere. The view is a folder of links to them. With the
+# option --gcc-install-dir=VIEW, the HIP compiler uses the same libstdc++ and the same linker as $CXX.
 
 gcc_target=$("$CXX" -dumpmachine) gcc_version=$("$CXX" -dumpfullversion)
 gcc_view="$SRC_DIR/gcc/lib/gcc/$gcc_target/$gcc_version"

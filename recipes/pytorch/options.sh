@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2034  # build.sh reads these
-# torch's build options. Each is passed to CMake as a -D option, and to setup.py through the environment. The -D options
-# are necessary, because torch 2.13's CMake reads the environment as one list. A value with a semicolon, as in
-# CMAKE_ARGS, can then hide other options (pytorch/pytorch#190800).
+# torch's build options. Each option is passed to CMake with -D, and to setup.py as an environment variable. The -D
+# options are necessary, because torch 2.13's CMake files read all environment variables as one list. If a variable such
+# as CMAKE_ARGS has a semicolon in its value, other variables can be lost (pytorch/pytorch#190800).
 export ROCM_PATH="$PREFIX/opt/rocm"
 export HIP_CLANG_PATH="$ROCM_PATH/lib/llvm/bin"
 export HIP_DEVICE_LIB_PATH="$ROCM_PATH/lib/llvm/amdgcn/bitcode"
@@ -19,9 +19,10 @@ switches=(
     USE_FLASH_ATTENTION=ON USE_MEM_EFF_ATTENTION=ON
     # Composable Kernel's attention and matrix products, and MSLK (formerly FBGEMM GenAI), support only gfx9.
     USE_ROCM_CK_SDPA=OFF USE_ROCM_CK_GEMM=OFF USE_MSLK=OFF
-    # hipSOLVER replaces MAGMA, which is deprecated in torch and not in AMD's builds. MAGMA would only add linalg.eig and
-    # eigvals, which it computes on a copy in the CPU's memory, like `.cpu()`. (ldl_solve needs cuSOLVER in any case.) It
-    # would cost 494 more HIP files, and a patch, because its build does not support gfx11.
+    # hipSOLVER replaces MAGMA, which torch has deprecated, and which AMD's builds leave out. MAGMA would add only the
+    # functions linalg.eig and eigvals, and it computes both on the CPU, as a user can do with `.cpu()`. (ldl_solve
+    # needs cuSOLVER in any case.) MAGMA would add 494 HIP files to the build, and a patch, because its build files do
+    # not support gfx11.
     USE_MAGMA=OFF
     USE_KINETO=ON USE_GLOO=ON USE_NCCL=ON USE_SYSTEM_NCCL=ON USE_MPI=OFF
     USE_NUMA=OFF USE_ITT=OFF USE_NUMPY=ON USE_MKLDNN=ON
@@ -57,13 +58,14 @@ options=(
     CMAKE_HIP_FLAGS="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
 )
 
-# the same options for hipcc, with which older gloo is compiled
+# Pass the same options to hipcc, which compiles gloo in older versions of torch.
 export HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
 export HIPCC_LINK_FLAGS_APPEND="$HIPCC_COMPILE_FLAGS_APPEND"
 
-# conda-forge's pytorch makes the same exceptions from its usual flags. torch sets the C++ standard itself. It links
-# libraries whose symbols only other libraries use (no --as-needed), and has symbols that are resolved at their first
-# call (-z lazy). -z noexecstack: no file of torch needs an executable stack, and newer glibc refuses to load such files.
+# Change some of conda's usual flags, as conda-forge's pytorch does. -std is removed, because torch sets the C++
+# standard itself. --as-needed is removed, because torch links libraries whose symbols only other libraries use. -z now
+# becomes -z lazy, because some symbols can be resolved only at their first call. -z noexecstack is added, because newer
+# versions of glibc refuse to load files with an executable stack, and no file of torch needs one.
 CXXFLAGS=${CXXFLAGS//-std=c++[0-9][0-9]/}
 LDFLAGS=${LDFLAGS//-Wl,--as-needed/}
 export LDFLAGS="${LDFLAGS//-Wl,-z,now/} -Wl,-z,lazy -Wl,-z,noexecstack"
@@ -73,21 +75,21 @@ export LDFLAGS="${LDFLAGS//-Wl,-z,now/} -Wl,-z,lazy -Wl,-z,noexecstack"
 no_errors="-Wno-error=maybe-uninitialized -Wno-error=uninitialized -Wno-error=restrict"
 export CFLAGS="${CFLAGS:-} $no_errors"
 CXXFLAGS+=" $no_errors"
-# folders of headers that the SDK's own headers include without the folder
+# Add two folders to the include path, because the SDK's own headers include headers in them by name only.
 export CXXFLAGS+=" -isystem $ROCM_PATH/include/roctracer -isystem $ROCM_PATH/lib/rocm_sysdeps/include"
 # Add the source tree to CMake's roots, so that CMake finds the oneDNN in it.
 CMAKE_ARGS=${CMAKE_ARGS//-DCMAKE_FIND_ROOT_PATH=/-DCMAKE_FIND_ROOT_PATH=$SRC_DIR;}
 
 # shellcheck source=recipes/checks/ccache.sh
 source checks/ccache.sh
-# ccache does not make paths in --option=path relative, so it would find no HIP object of an earlier build. Leave these
-# options out of the key. This is safe, because the device libraries change only with rocm-sdk, and so together with the
-# compiler. The content of clang++ does not identify the HIP compiler: it is a driver of 130 kB, and the compiler is in
-# libraries. So the key includes the compiler's version.
+# ccache does not make the path in --OPTION=PATH relative, so it would find no HIP object of an earlier build. Leave the
+# two options with such paths out of ccache's key. This is safe, because the device libraries change only with rocm-sdk,
+# and so together with the compiler. The content of clang++ does not identify the HIP compiler, because clang++ is a
+# driver of 130 kB that loads the compiler from libraries. So the key includes the compiler's version instead.
 hip_clang=$("$HIP_CLANG_PATH/clang++" --version)
 export CCACHE_NAMESPACE="${hip_clang%%$'\n'*}"
 export CCACHE_IGNOREOPTIONS="--rocm-device-lib-path=* --gcc-install-dir=*"
 
-# setup.py runs ninja again, with MAX_JOBS
+# Set MAX_JOBS, with which setup.py runs ninja again.
 # shellcheck source=recipes/checks/max_jobs.sh
 source checks/max_jobs.sh

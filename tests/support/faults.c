@@ -5,16 +5,16 @@
  *
  * FAULT=KIND:N:ERRNO:PART selects the N-th call, counted from 1, of this kind whose path contains
  * PART. In a running process, faults_arm() does the same. KIND is a name from the list below, such
- * as "rename", or `any`. If ERRNO is positive, the call fails with it. If ERRNO is 0, SIGKILL is
- * sent to the process. If ERRNO is negative, -ERRNO is the number of a signal that is sent to the
- * process, and the call is executed.
+ * as "rename", or `any`. If ERRNO is positive, the call fails, and errno gets this value. If ERRNO
+ * is 0, SIGKILL is sent to the process. If ERRNO is negative, -ERRNO is the number of a signal that
+ * is sent to the process, and the call is executed.
  *
  * FAULT_TRACE names a file to which each call appends a line, `KIND PATH`. Tests choose their cases
  * from these lines.
  *
- * FAULT_COUNT names a file of two ints that several processes share: the number of their calls, and
- * the process group of the first process. SIGKILL is then sent to that group, and another signal to
- * its leader. */
+ * FAULT_COUNT names a file of two ints that several processes share: the number of calls of all
+ * these processes, and the process group of the first process. With FAULT_COUNT, SIGKILL is sent to
+ * that group, and any other signal is sent to the leader of the group. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -95,7 +95,7 @@ static int faulty_fd(const char *what, int fd) {
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-/* Of two paths, the second one decides: it is the path that the call creates. */
+/* For a call with two paths, pass the second one, which is the path that the call creates. */
 #define ON_PATH(what, name, args, dir, path, call) \
     int name args { return faulty(what, dir, path) ? -1 : NEXT(name) call; }
 #define ON_FD(type, what, name, args, fd, call) \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A library for LD_PRELOAD. The time of day stands still, so that two builds of the same content
-// are equal byte for byte. Clocks that measure durations are not changed.
+// A library for LD_PRELOAD that stops the time of day, so that two builds of the same content are
+// equal byte for byte. Clocks that measure durations are not changed.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sys/time.h>

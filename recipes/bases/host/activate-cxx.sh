@@ -1,3 +1,3 @@
-# Use the machine's C++ compiler. The package of the C compiler, a requirement, sets LDFLAGS.
+# Use the machine's C++ compiler. LDFLAGS is set by the package of the C compiler, which this package requires.
 export CXX="${FORGE_HOST_CXX:-g++}"
 export CXXFLAGS="-O2 -isystem ${PREFIX:-$CONDA_PREFIX}/include"

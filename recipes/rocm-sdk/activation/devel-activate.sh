@@ -1,5 +1,5 @@
-# Set variables for compilers and CMake. The runtime packages do not set them, because programs do not need
-# them, and ROCM_PATH changes the folders in which any clang looks.
+# Set variables for compilers and CMake. The runtime packages do not set these variables, because programs do not
+# need them, and because ROCM_PATH changes the folders in which every clang looks for ROCm.
 _rocm_sdk_set() {
     eval "export _ROCM_SDK_HAD_$1=\"\${$1+x}\" _ROCM_SDK_OLD_$1=\"\${$1-}\""
     export "$1=$2"
