@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """AMD SMI's Python module, from this environment's ROCm SDK.
 
-The SDK has the module in a folder that Python does not search. It cannot be moved, because it finds
-libamd_smi relative to its own path, and libamd_smi finds its libraries in the same way. So this
-package is installed in site-packages, and executes the module's code.
+The SDK has the module in a folder that Python does not search. The module cannot be moved, because
+it finds libamd_smi relative to its own path, and libamd_smi finds its libraries in the same way. So
+this package, which is in site-packages, executes the code of the module in the SDK.
 """
 
 import os as _os

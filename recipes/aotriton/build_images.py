@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compile AOTriton's kernels and pack them with upstream's code, but without upstream's CMake.
 
-Upstream's CMake starts one Python process per kernel, so that importing Triton takes a third of the
-time. It also clones a repository that gfx1151 does not need, and requires HIP, although the images
-do not contain HIP. This program runs the same compiler (v3python/compile.py) with the same
-arguments in a few long-lived processes. Kernels with the same MLIR share it. The object files are
-identical to upstream's.
+Upstream's CMake starts one Python process per kernel, and each process spends a third of its time
+on importing Triton. CMake also clones a repository that gfx1151 does not need, and requires HIP,
+although the images do not contain HIP. This program runs the same compiler (v3python/compile.py)
+with the same arguments in a few long-lived processes. Kernels whose MLIR modules are equal share
+one module. The object files are identical to upstream's.
 
-Finished kernels stay in Triton's cache, TRITON_CACHE_DIR. After a killed build, the next build uses
-them.
+Finished kernels stay in Triton's cache, the folder TRITON_CACHE_DIR. After a killed build, the next
+build takes them from there.
 """
 
 import argparse
@@ -30,15 +30,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 COMPILE_ENVIRONMENT = {
-    # Upstream's CMake sets these two.
+    # Upstream's CMake sets these two environment variables.
     "TRITON_F32_DEFAULT": "ieee",
     "TRITON_STORE_BINARY_ONLY": "1",
     # Omit debug sections, which are a third of each file. They contain the path of the build
-    # folder, so builds could not be compared. Code, descriptors and metadata do not change.
+    # folder, so the files of two builds would differ. Code, descriptors and metadata do not change.
     "TRITON_DISABLE_LINE_INFO": "1",
 }
-# LLVM's arenas grow with every kernel. To limit the memory, processes are replaced after this many
-# groups of kernels.
+# LLVM's arenas grow with every kernel. To limit the memory, each process is replaced after it has
+# compiled this number of groups of kernels.
 GROUPS_PER_PROCESS = 100
 PROGRESS_SECONDS = 30
 
@@ -58,7 +58,8 @@ class Done(NamedTuple):
 def generate(source: Path, build: Path, arch: str) -> None:
     """Run upstream's generator.
 
-    It writes Bare.compile, with a rule for each kernel, and Bare.cluster, with one for each image.
+    The generator writes two files: Bare.compile, which has a rule for each kernel, and
+    Bare.cluster, which has a rule for each image.
 
     Args:
         source: AOTriton's source tree.
@@ -87,7 +88,8 @@ def generate(source: Path, build: Path, arch: str) -> None:
 def require_triton() -> None:
     """Raise SystemExit with the reason if Triton cannot be imported.
 
-    Without this check, a worker that cannot start looks like one that ran out of memory.
+    Without this check, a worker process that cannot import Triton would be reported as a process
+    that ran out of memory.
     """
     command = [sys.executable, "-c", "import triton"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -180,10 +182,10 @@ def start_worker(source: str) -> None:
 def share_mlir() -> None:
     """Patch Triton so that a kernel reuses the previous MLIR if only waves_per_eu differs.
 
-    With this, 19,187 kernels need only 7,803 MLIR modules. MLIR does not depend on waves_per_eu: it
-    becomes an attribute of the LLVM function when the LLVM dialect is translated to LLVM IR. The
-    translation does not change the module. So the next kernel uses the module again, and no MLIR
-    pass runs.
+    With this patch, 19,187 kernels need only 7,803 MLIR modules. A module does not depend on
+    waves_per_eu, because this option becomes an attribute of the LLVM function only when the module
+    is translated to LLVM IR. The translation does not change the module. So the module can be used
+    again for the next kernel, for which no MLIR pass has to run.
     """
     from triton._C.libtriton import ir
     from triton.backends.amd.compiler import HIPBackend
@@ -244,18 +246,21 @@ class LastKernel:
 
 
 def mlir_of(rule: str) -> list[str]:
-    """Return a key that is equal for rules with the same MLIR: all but name and waves_per_eu."""
+    """Return all parts of a rule except its name and waves_per_eu.
+
+    Rules with equal results have the same MLIR.
+    """
     fields = rule.split(";")
     return [*fields[3:7], *fields[8:]]
 
 
 def compile_kernels(rules: list[str]) -> list[Done]:
-    """Compile rules with the same MLIR. Raise RuntimeError, naming the kernel, if one fails."""
+    """Compile rules with the same MLIR. If one fails, raise RuntimeError with the kernel's name."""
     return [compile_kernel(rule) for rule in rules]
 
 
 def compile_kernel(rule: str) -> Done:
-    """Run upstream's compiler on one rule. Raise RuntimeError, naming the kernel, if it fails."""
+    """Run upstream's compiler on a rule. If it fails, raise RuntimeError with the kernel's name."""
     from v3python import compile as compiler
 
     arguments = compile_arguments(rule)
@@ -274,7 +279,7 @@ def pack(rules: list[str], images: str) -> list[Done]:
     """Pack the kernels of a line of Bare.cluster into an image file (AKS2).
 
     Args:
-        rules: A list with only this line.
+        rules: A list of one rule, the line of Bare.cluster.
         images: The folder aotriton.images.
     """
     from v3python import aks2
@@ -295,15 +300,15 @@ def in_processes(
     groups: list[list[str]],
     *arguments: str,
 ) -> Iterator[Done]:
-    """Process groups of rules in several processes, and print the progress from time to time.
+    """Call `work` for groups of rules in several processes, and print the progress now and then.
 
-    The first failure ends the program with a message. Otherwise an image could lack a kernel, which
-    would be noticed only when that kernel is called on a GPU.
+    The first failure ends the program with a message. If the program continued, an image could lack
+    a kernel, and nobody would notice before this kernel is called on a GPU.
 
     Args:
         jobs: The number of processes.
         source: AOTriton's source tree.
-        name: The name of the results in messages, such as kernels.
+        name: The word for the results in messages, such as "kernels".
         work: The function to call in a process. Its arguments are a group and `arguments`.
         groups: The groups of rules.
         arguments: Further arguments of `work`.
@@ -398,7 +403,7 @@ def sign(source: Path, build: Path, images: Path, arch: str, commit: str, tree: 
 
 
 def main() -> None:
-    """Build aotriton.images. Commit and tree are options, because the source has no git history."""
+    """Build aotriton.images. The source has no git history, so its commit and tree are options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, help="AOTriton's source tree")
     parser.add_argument("images", type=Path, help="the folder aotriton.images to write")

@@ -3,7 +3,7 @@
 
     check_images.py FOLDER [--kernels N]
 
-FOLDER is the folder aotriton.images, and N is the number of kernels that it must hold. An image is
+FOLDER is the folder aotriton.images, and N is the number of kernels that must be in it. An image is
 an AKS2 file, which packs compiled kernels. It starts with a header of 16 bytes: the magic "AKS2",
 then three little-endian u32: the unpacked size, the number of kernels and the size of the
 directory. The rest of the file is an xz stream. Unpacked, the stream is the directory, followed by

@@ -3,10 +3,10 @@
 
     emulate_images.py FOLDER
 
-FOLDER is aotriton.images. The forward and the backward kernels are executed, and their results are
-compared with float64. The kernels are those for head dimension 64 and fp16, without padding,
-dropout and bias, both causal and not; one is taken from each image. Without a disassembler, nothing
-is executed, and the reason is printed.
+FOLDER is aotriton.images. The forward and the backward kernels for head dimension 64 and fp16,
+without padding, dropout and bias, are executed, with and without a causal mask. Their results are
+compared with float64. From each image, one kernel is executed. Without a disassembler, nothing is
+executed, and the reason is printed.
 """
 
 import sys
@@ -65,7 +65,7 @@ def compute_reference(q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
 def execute(folder: Path, q, k, v, grad, causal: bool) -> dict[str, np.ndarray]:
     """Return the output, the logsumexp and the gradients of the packaged kernels."""
     kind = CAUSAL_TYPES[causal]
-    # Forward and backward kernels have the fields of the name in different orders.
+    # The names of forward and of backward images have the same fields in different orders.
     forward = load_kernel(folder, "attn_fwd", f"F_F_{kind}_0")
     preprocess = load_kernel(folder, "bwd_preprocess", "F")
     backward_dk_dv = load_kernel(folder, "bwd_kernel_dk_dv", f"{kind}_F_F_0")

@@ -2,8 +2,8 @@
 """Run AOTriton's attention kernels (version 0.12) under emulation.
 
 Triton removes arguments that are constant for a variant of a kernel, so a kernel has several
-argument layouts. The order of the arguments is that in AOTriton's tritonsrc. The kinds and sizes in
-a code object's metadata show which of the optional arguments it has.
+argument layouts. The arguments have the same order as in AOTriton's folder tritonsrc. The kinds and
+sizes in a code object's metadata show which of the optional arguments the code object has.
 """
 
 from collections.abc import Iterator
@@ -36,14 +36,15 @@ LAYOUTS = {
     "kh:l kn:l vz:l vh:l vk:l doz:l doh:l dom:l dqz:l dqh:l dqm:l "
     f"{_BACKWARD_SHAPE} Hdim_qk:i Hdim_vo:i {_RANDOM}] {_WINDOW}",
 }
-# The letter of an argument by its kind and size in a code object; 4 for four bytes of any type.
+# The letter of an argument by its kind and its size in a code object. The letter 4 stands for i or
+# f, because the metadata do not distinguish these types.
 _KINDS = {
     ("global_buffer", 8): "p",
     ("by_value", 4): "4",
     ("by_value", 8): "l",
 }
 _SCRATCH_POINTERS = 2  # Triton appends this number of pointers to the arguments
-# The letter for rows in the names of strides, by tensor.
+# For each tensor, the second letter in the name of the stride of its rows: m in qm, for example.
 _ROW_LETTERS = {
     "q": "m",
     "o": "m",
@@ -87,7 +88,7 @@ def arguments(kernel: Kernel, values: dict, causal: bool) -> list:
 
 
 def _list_layouts(name: str) -> Iterator[list[str]]:
-    """Yield each possible argument list of a kernel, those with most optional groups first."""
+    """Yield each possible argument list of a kernel, beginning with the longest ones."""
     groups = []
     optional = []
     for part in LAYOUTS[name].replace("[", "|[").replace("]", "|").split("|"):

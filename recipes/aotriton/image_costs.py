@@ -8,9 +8,10 @@ FOLDER is aotriton.images. The list uses upstream's names. A problem is the part
 with the dtype, the head dimension and the values of kernel options. A configuration has the values
 of the tile's constants, followed by waves per SIMD, warps and stages.
 
-`check` measures only images whose problem is in LIST, because a kernel takes a tenth of a CPU
-second, and there are up to 19,148 kernels. It exits with status 1 if a kernel costs more than
-listed. Without a disassembler, matrix instructions are not compared, and the reason is printed.
+The action `check` measures only images whose problem is in LIST, because measuring a kernel takes a
+tenth of a CPU second, and there are up to 19,148 kernels. The exit status is 1 if a kernel costs
+more than LIST states. Without a disassembler, the numbers of matrix instructions are not compared,
+and the reason is printed.
 """
 
 import sys
@@ -122,7 +123,7 @@ def check(file: Path, folder: Path) -> int:
 
 
 def main(action: str, file: Path, folder: Path) -> int:
-    """Check or write; return the exit status."""
+    """Run the action `check` or `write`, and return the exit status."""
     if action == "write":
         write(file, folder)
         return 0

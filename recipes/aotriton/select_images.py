@@ -5,7 +5,7 @@
 
 SOURCE and TARGET are folders aotriton.images. SOURCE comes from AMD's archive of AOTriton at
 COMMIT. The code objects and their directory entries are copied unchanged. The package test checks
-their number.
+the number of code objects.
 """
 
 import lzma

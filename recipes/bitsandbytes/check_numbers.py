@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package test: compare the results of bitsandbytes with float64, on the GPU if there is one.
 
-In each block, each code must be the nearest one of the codebook. For products, gradients and
-optimiser steps, the float64 reference is computed from the quantised codes on the device, so that
-the quantisation error does not hide a fault. On the CPU, only the package's own library is checked.
+Each code of a block must be the code whose value is nearest to the scaled number. For products,
+gradients and optimiser steps, the float64 reference is computed from the quantised codes on the
+device, so that the quantisation error does not hide a fault. On the CPU, only the package's own
+library is checked.
 """
 
 import ctypes
@@ -20,8 +21,8 @@ from checks.gpu import find_skip_reason
 from checks.target import ARCH
 from checks.verdict import require
 
-# The values of the data types. NF4 is QLoRA's table. FP4 has eight magnitudes; the first bit is the
-# sign.
+# The values of the 4-bit data types, by code. NF4 is QLoRA's table. FP4 is the table of magnitudes,
+# by the last three bits of a code. The first bit of the code is the sign.
 NF4 = [
     -1.0,
     -0.6961928009986877,
@@ -114,7 +115,9 @@ def require_close(result, expected, dtype, case) -> None:
 
 
 def check_blockwise(device: str, draw) -> int:
-    """Check quantisation with all block sizes; the second block is zero, and the last one short.
+    """Check quantisation with all block sizes.
+
+    The second block of the numbers is all zeros, and the last block is short.
 
     Returns:
         The number of cases, as for each function in `check_all`.
@@ -159,7 +162,7 @@ def check_blocks(values: torch.Tensor, size: int, kind: str) -> None:
 
 
 def check_rows(device: str, draw) -> int:
-    """Check weights whose rows end inside a block. The CPU's library uses AVX-512 for them."""
+    """Check weights whose rows end inside a block. On a CPU, bitsandbytes uses AVX-512 for them."""
     num_rows = 37
     cases = 0
     for dtype, kind, columns in itertools.product(DTYPES, TABLES, (32, 64, 96)):
@@ -188,7 +191,7 @@ def dequantise_weight(layer: bnb.nn.Linear4bit, kind: str) -> torch.Tensor:
 
 
 def check_linear_4bit(device: str, draw) -> int:
-    """Check Linear4bit and its gradient: the fused kernel (up to eight rows) and the other path."""
+    """Check Linear4bit and its gradient with few rows (the fused kernel, up to 8) and with more."""
     cases = 0
     # columns, size of a block, whether scales are quantised, kind
     shapes = (
@@ -239,7 +242,10 @@ def check_all_8bit(device: str, draw) -> int:
 
 
 def check_linear_8bit(device: str, draw, columns: int, num_rows: int, threshold: float) -> None:
-    """Compare Linear8bitLt and its gradient. If not 0, values from `threshold` on are outliers."""
+    """Compare Linear8bitLt and its gradient with float64.
+
+    Inputs whose magnitude is at least `threshold` are outliers. If it is 0, there are no outliers.
+    """
     case = f"Linear8bitLt {num_rows} x {columns}, threshold {threshold}"
     layer = bnb.nn.Linear8bitLt(columns, 48, has_fp16_weights=False, threshold=threshold)
     layer = layer.half().to(device)
@@ -298,7 +304,7 @@ def check_trained_8bit(device: str, draw) -> None:
 
 
 def to_float32(numbers) -> list[float]:
-    """Round numbers to float32, as for the kernels, since for example 1 - 0.999 differs there."""
+    """Round numbers to float32, as the kernels get them. This changes 1 - 0.999, for example."""
     return torch.tensor(numbers, dtype=torch.float32).tolist()
 
 
@@ -391,12 +397,15 @@ OPTIMISERS = (
     (bnb.optim.Adagrad32bit, DECAY),
     (bnb.optim.PagedAdamW32bit, DECAY),
 )
-# Upstream has no kernels for bfloat16 for these.
+# The optimisers for which upstream has no kernel for bfloat16.
 WITHOUT_BFLOAT16 = ("SGD32bit", "RMSprop32bit", "Adagrad32bit")
 
 
 def check_optimisers(device: str, draw) -> int:
-    """Check three steps of each optimiser. Each step is compared from the state on the device."""
+    """Check three steps of each optimiser.
+
+    The reference of each step starts from the state on the device.
+    """
     cases = 0
     for (make, options), dtype in itertools.product(OPTIMISERS, DTYPES):
         name = make.__name__
@@ -405,7 +414,8 @@ def check_optimisers(device: str, draw) -> int:
         is_paged = name.startswith("Paged")
         if is_paged and dtype != torch.float32:
             continue
-        # The last block is short. Paged states are in managed memory only from 100,000 numbers on.
+        # The last block is short. A paged state is in managed memory only if it has at least
+        # 100,000 numbers.
         size = 100_037 if is_paged else 1357
         parameter = torch.nn.Parameter(draw(size).to(device, dtype))
         if "8bit" in name and not is_paged:

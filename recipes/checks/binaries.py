@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check the libraries that ELF files of an installed package load, and the GPU they are for.
+"""Check the ELF files of an installed package: the libraries they load, and the GPU of their code.
 
     python -m checks.binaries PREFIX FILE_OR_PACKAGE... [--min-images N] [--aotriton]
 
@@ -71,7 +71,8 @@ def list_folders(entries: list[str], path: Path, prefix: Path, strict: bool) -> 
         entries: The entries.
         path: The file with the entries.
         prefix: The prefix of the environment.
-        strict: Raise CheckFailed for an entry that is not allowed. Otherwise leave it out.
+        strict: If true, raise CheckFailed for an entry that is not allowed. If false, leave such an
+            entry out.
     """
     folders = []
     for entry in entries:
@@ -121,9 +122,9 @@ def follow(files: set[Path], prefix: Path) -> Findings:
 def check(files: list[Path], prefix: Path, min_images: int, aotriton: bool) -> list[str]:
     """Return the faults of ELF files, one line each.
 
-    The RPATHs of these files must find every library that the files need. For libraries of other
-    packages, it is enough if any file's RPATH finds what they need: the loader looks up a library
-    by name among those that it has already loaded.
+    The RPATHs of these files must find every library that the files need. If a library of another
+    package needs a library, it is enough if the RPATH of any file finds this library, because the
+    loader first looks for the name among the libraries that it has already loaded.
 
     Args:
         files: The files.

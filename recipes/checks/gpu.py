@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Find out from the kernel driver (KFD) whether this machine has the GPU that packages are for.
 
-Checks that need the GPU run only on that GPU. On other machines they are skipped, with the reason:
-a build machine may have no GPU, another GPU, or one that may not be used. The device of
-`strix-emulate device` also counts. KFD does not list it, so an environment variable names it.
+Checks that need the GPU run only on that GPU. On other machines they are skipped, and the reason is
+printed: the machine has no GPU, only other GPUs, or a GPU that the user may not open. The emulated
+device of the command `strix-emulate device` counts as a GPU. KFD does not list this device, so an
+environment variable names it.
 """
 
 import os

@@ -10,9 +10,9 @@ strix_validate.precompiled.costs describes each of them.
     python kernel_costs.py write LIST PACKAGE
     python kernel_costs.py compare PACKAGE PACKAGE
 
-PACKAGE is the name of an installed package of kernels, or a kernels.json. `check` and `compare`
-exit with status 1 if a kernel of the first argument costs more in the second one, or is missing
-there.
+PACKAGE is the name of an installed package of kernels, or the path of a kernels.json. The actions
+`check` and `compare` exit with status 1 if a kernel of the first list or package costs more in the
+second one, or is missing in the second one.
 """
 
 import csv
@@ -93,8 +93,7 @@ def _describe(entry: dict) -> Kernel:
             constants[name] = value
     inputs = json.dumps([entry["types"], constants], sort_keys=True)
     digest = hashlib.sha256(inputs.encode()).hexdigest()[:8]
-    # Leave out constants that do not help a reader: strides and unused arguments. The digest has
-    # them.
+    # Leave out strides and unused arguments, which do not help a reader. The digest includes them.
     words = []
     for name, value in sorted(constants.items()):
         if value not in ("None", "False") and "stride" not in name.lower():
@@ -184,7 +183,7 @@ def count_unlisted(listed: Iterable[Kernel], kernels: Iterable[Kernel]) -> int:
 
 
 def main(action: str, first: str, second: str) -> int:
-    """Check, write or compare; return the exit status."""
+    """Run the action `check`, `write` or `compare`, and return the exit status."""
     kernels = read_package(second)
     if action == "write":
         write_list(Path(first), kernels)

@@ -3,8 +3,8 @@
 
     python -m checks.loaded_from MODULE...
 
-For example, a library of the machine's own ROCm, or one that only the build machine has, fails the
-check. Only glibc may come from the machine.
+The check fails, for example, if a library of the machine's own ROCm was loaded, or a library that
+only the build machine has. Only glibc may come from the machine.
 """
 
 import importlib

@@ -15,7 +15,7 @@ PROCESSORS = {
     "gfx1152": 0x55,
     "gfx1153": 0x58,
 }
-# Packages that do not depend on the GPU do not have the key. Their tests use the default.
+# Packages that do not depend on the GPU do not have this variant key. Their tests use the default.
 ARCH = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name)
 require(ARCH in PROCESSORS, f"gpu_arch is {ARCH}; the checks know {', '.join(PROCESSORS)}")
 PROCESSOR = PROCESSORS[ARCH]

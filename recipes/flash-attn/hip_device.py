@@ -4,8 +4,9 @@
     strix-emulate device -- python hip_device.py
 
 The driver, its C launcher and the HIP calls are the same as on a machine with a GPU. Only the HIP
-runtime is another one, that of strix-emulate-hip. torch may be a build without ROCm. So tensors are
-CPU tensors, whose memory is allocated by HIP; the host can read it.
+runtime differs: it is that of the package strix-emulate-hip. Because torch may be a build without
+ROCm, the tensors are CPU tensors. Their memory is allocated by HIP, so that the emulated device can
+access it. The host can read this memory, too.
 """
 
 import ctypes

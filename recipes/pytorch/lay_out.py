@@ -4,10 +4,11 @@
 usage: lay_out.py SITE_PACKAGES/torch PREFIX SOURCE_TREE
 
 The new places are those of conda-forge's libtorch. Links remain in site-packages, because torch
-looks for its parts there. `lib` is a single link to the folder, not a folder of links: glibc
-determines $ORIGIN from the path by which it has found a library, and `..` of a linked folder leads
-back to the prefix. So $ORIGIN/../opt/rocm/lib is right for both paths, and AOTriton finds its
-images in its library's folder.
+looks for its parts there. site-packages/torch/lib is a single link to the folder lib of the prefix,
+and not a folder of links to libraries, because of RPATH. glibc replaces $ORIGIN in RPATH by the
+folder of the path by which it has found a library. If this folder is site-packages/torch/lib, `..`
+leads to the prefix, as it does from the prefix's own lib. So $ORIGIN/../opt/rocm/lib is right for
+both folders, and AOTriton, too, finds its images in both.
 """
 
 import os
@@ -44,7 +45,8 @@ def lay_out(torch: Path, prefix: Path, source_tree: Path) -> None:
                 sys.exit(f"{torch / folder} has no {pattern}, which torch used to install")
             for path in paths:
                 _move(path, prefix / folder / path.name)
-    # This also removes static libraries and tools, which no extension uses.
+    # Replace three folders by links. This also removes the static libraries and tools in these
+    # folders, which no extension uses.
     for folder in ("bin", "lib", "share"):
         shutil.rmtree(torch / folder)
         _link(torch / folder, prefix / folder)

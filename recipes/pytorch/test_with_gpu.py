@@ -71,8 +71,8 @@ for backend in BACKENDS:
     except RuntimeError:
         continue
     raise CheckFailed(f"{backend.name} accepts head dim 512")
-# This call goes directly to AOTriton, which refuses it, and torch must report that. A wrong
-# argument would raise another error than AcceleratorError.
+# This call goes directly to AOTriton, which refuses it, and torch must report the refusal as an
+# AcceleratorError. If an argument of the call were wrong, torch would raise another error.
 try:
     torch.ops.aten._efficient_attention_forward(*wide, *[None] * 5, 0.0, 0)
 except torch.AcceleratorError:

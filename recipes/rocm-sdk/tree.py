@@ -4,9 +4,9 @@
 usage: tree.py ARCHIVE PREFIX core|libraries|devel COMMIT LICENSES. The archive is removed. Every
 licence text is copied to the folder LICENSES.
 
-ELF files are not changed, because kpack-split libraries would break with patchelf or strip. RULES
-assigns each file to exactly one package. SHA256SUMS has the hash of every file, for later
-verification. It is in the core package.
+ELF files are not changed, because patchelf and strip would break libraries whose kernels are in
+.kpack files. RULES assigns each file to exactly one package. The file SHA256SUMS, in the package
+core, has the hash of every file, so that the installed files can be verified later.
 
 Each package unpacks the archive again, and keeps only its own files. If one tree were staged for
 all packages, it would be on the disk four times while the largest package is made.
@@ -46,7 +46,7 @@ TOP = {
     "libexec",
     "llvm",
     "share",
-    # only in 7.x
+    # folders that only the distributions of ROCm 7 have
     "libhipcxx",
     "src",
     "tests",
@@ -295,7 +295,8 @@ def prune(tree: Path) -> list[str]:
             remove(name, path)
     for name, path in find_unloaded(list_files(tree)).items():
         remove(name, path)
-    # Remove links to removed files. Repeat this, because then links to these links are dangling.
+    # Remove links to removed files. Removing a link can leave another link dangling, so repeat this
+    # until no dangling link is left.
     while True:
         dangling = [(name, path) for name, path in list_files(tree).items() if not path.exists()]
         if not dangling:
@@ -377,8 +378,8 @@ def check_paths(tree: Path) -> list[str]:
     """Find paths of AMD's build machine that fix_paths did not change. Documentation is ignored.
 
     Returns:
-        A warning for each text file with such a path. For example, a script with such a path fails
-        only if a user calls it.
+        A warning for each other text file with such a path. These are no faults, because a script
+        with such a path, for example, fails only if a user calls it.
 
     Raises:
         Refused: A CMake or pkg-config file has such a path.
@@ -409,8 +410,8 @@ def check_paths(tree: Path) -> list[str]:
 def find_unmet_targets(tree: Path) -> list[str]:
     """Return a warning for each file that a CMake target requires and that is not in the tree.
 
-    With such a target, find_package fails. This is only a warning, because AMD's archive may have
-    such a target in a CMake package that no package of ours uses.
+    If such a file is missing, find_package fails. This is only a warning, because the target may
+    belong to a CMake package that none of our packages uses.
     """
     lines = []
     for name, path in list_files(tree).items():

@@ -54,7 +54,7 @@ class Environment:
     """The prefix of an environment without packaged kernels, and a module with a kernel.
 
     Attributes:
-        folder: The folder of both.
+        folder: The folder that contains the prefix and the module.
         prefix: The prefix.
         module: The file of the module.
     """
@@ -69,7 +69,7 @@ class Environment:
         (folder / "triton").symlink_to(Path(triton.__file__).parent)
 
     def compile(self, version: str = triton.__version__) -> dict:
-        """Run COMPILE in a new process, and return its output. It must not print an error.
+        """Run COMPILE in a new process, which must not print an error, and return its output.
 
         Args:
             version: The version that Triton is told to have.

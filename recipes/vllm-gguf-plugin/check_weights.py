@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package test: the plugin maps the names and the rows of a GGUF file's weights correctly.
 
-Without our patches, it does not. vLLM's modules are replaced by mocks.
+Without our patches, the plugin maps them incorrectly. vLLM's modules are replaced by mocks.
 """
 
 import importlib.abc

@@ -7,9 +7,9 @@ The test checks the platform, the attention backend, the implementation of rms_n
 tables of MoE kernels. The kernel driver (KFD) and AMD SMI are mocks, so no GPU is needed. Each case
 runs in a new process, because vLLM detects the platform once, at import.
 
-With --source, the platform modules are loaded from an unpacked sdist, with any torch. Without
---source, vLLM is installed. Then `vllm --version` is an additional case, because that command fails
-if no platform is found.
+With --source, the platform modules are loaded from an unpacked sdist, with any build of torch.
+Without --source, vLLM has to be installed. In that case, the test also runs the command
+`vllm --version`, which fails if no platform is found.
 """
 
 import argparse
@@ -49,7 +49,7 @@ TABLES = {
     "tables": {"": True, ",dtype=int4_w4a16": True},
     # the number of tokens from which on the table equals vLLM's default
     "as default": 33,
-    # the largest BLOCK_SIZE_K of experts in FP8, per tensor and in blocks (patch 0009)
+    # the largest BLOCK_SIZE_K of experts in FP8, with a scale per tensor or per block (patch 0009)
     "fp8 depth": 32,
 }
 

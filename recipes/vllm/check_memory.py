@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: how vLLM counts an APU's memory, and whether it accepts the doctor's flags.
+"""Package test: vLLM counts an APU's memory correctly, and accepts the doctor's flags.
 
     python check_memory.py [--source DIR] [CASE...]
 
-HIP, the kernel driver and the system's memory are mocks. MemorySnapshot, request_memory and the
-platform are vLLM's own. No GPU is needed. check_detection.py describes --source.
+The doctor is the command `strix-validate doctor`. HIP, the kernel driver and the system's memory
+are mocks. MemorySnapshot, request_memory and the platform are vLLM's own. No GPU is needed.
+check_detection.py describes the option --source.
 """
 
 import argparse
@@ -107,7 +108,8 @@ CASES = {
         default_fits=False,
         weights=20,
     ),
-    # observed with a larger amdgpu.gttsize but not ttm.pages_limit: HIP has more free than total
+    # observed after only amdgpu.gttsize was raised, and not ttm.pages_limit: HIP reports more free
+    # memory than total memory
     "page limit below GTT": Case(
         carve_out=0.5,
         gtt=128,

@@ -10,8 +10,9 @@ from pathlib import Path
 # at once. Later, forge.cli.main installs its own handler.
 signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
-# `python src/forge` puts this folder first, where the package is not found. The driver's own child
-# processes find the package by PYTHONPATH, before any other module of its name.
+# `python src/forge` puts the folder src/forge first in sys.path. Replace it by src, in which Python
+# finds the package forge. The driver's own child processes find this package through PYTHONPATH,
+# before any other module of the name forge.
 source_folder = str(Path(__file__).resolve().parents[1])
 sys.path[0] = source_folder
 python_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -48,7 +48,8 @@ class Base:
     Attributes:
         name: A value of BaseName other than `auto`.
         channel_url: The channel's URL for rattler-build. If pixi's configuration has a mirror for
-            the channel, this is the mirror's URL: the Python bindings do not read [mirrors].
+            the channel, this is the mirror's URL, because the Python bindings do not read the table
+            [mirrors].
         folder: The folder of the channel, or None if the channel is on a server.
         variants: The values of each variant key, with `overrides` applied.
         variant_files: The files that `variants` was read from.
@@ -94,7 +95,8 @@ def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
 
     Args:
         name: The value of --base.
-        host_bound: Whether the packages in the channel are the host base's; None if it is empty.
+        host_bound: Whether the packages in the channel were built on the host base; None if the
+            channel is empty.
 
     Returns:
         The name of the base, and a line to print with the name and the reason.
@@ -132,8 +134,8 @@ def load(
     Args:
         project: The checkout.
         name: The name of the base.
-        replaced: Values that replace those in the variants files. A Python may be named by its
-            number. `python_min` becomes the lowest number.
+        replaced: Values that replace those in the variants files. A value of `python` may be a
+            number such as 3.13. If there is one, `python_min` becomes the lowest of these numbers.
 
     Raises:
         ForgeError: A variants file is not readable, a key of `replaced` is in no variants file, or

@@ -105,7 +105,8 @@ def test_plan_says_what_it_costs(ran: list[str], monkeypatch: pytest.MonkeyPatch
     assert not refusal
     alpha = r"alpha: 1.5 GiB to download, 20 GiB of disk, 2 GiB of memory per job, 3 CPU"
     assert re.search(alpha, output)
-    assert "in all: 2.0 GiB to download, 23.0 GiB of disk with it (40 free)" in output
+    total = "in all: 2.0 GiB to download, 23.0 GiB of disk including the downloads (40 GiB free)"
+    assert total in output
     assert "in 24 GiB of memory, 4.0 CPU hours" in output
     set_machine(monkeypatch, 22, 24)
     assert "a build would not start: it needs 23.0 GiB of disk" in run_forge("plan")[0]
@@ -380,7 +381,7 @@ def test_disk_is_the_largest_build_beside_what_is_kept(
     costs_by_name = compute_costs(mini.root)
     for names, disk in ((["alpha", "beta"], "23.0"), (["beta", "alpha"], "22.0")):
         lines, _ = preflight.preflight(project, {name: costs_by_name[name] for name in names})
-        assert f"{disk} GiB of disk with it" in lines[-1]
+        assert f"{disk} GiB of disk including the downloads" in lines[-1]
 
 
 def test_two_builds_share_memory_and_disk(

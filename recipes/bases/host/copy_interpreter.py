@@ -63,9 +63,9 @@ def undo_debian(library: Path) -> None:
     """Undo Debian's changes, so that pip and Python use site-packages.
 
     Debian patches sysconfig and site, so that pip cannot overwrite files that apt has installed. In
-    a conda prefix, apt has no files, and rattler links packages into site-packages. The module site
-    is frozen into the interpreter and cannot be changed. So dist-packages, which it uses, becomes a
-    link to site-packages.
+    a conda prefix, apt has no files, and rattler links packages into site-packages. sysconfig is
+    changed back. The module site is frozen into the interpreter and cannot be changed. So the
+    folder dist-packages, which this module uses, becomes a link to site-packages.
     """
     # sysconfig is a module up to Python 3.12, and a package from 3.13 on.
     sysconfig_file = library / Path(sysconfig.__file__).relative_to(sysconfig.get_path("stdlib"))

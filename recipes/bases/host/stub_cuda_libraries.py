@@ -3,10 +3,11 @@
 
     python -I stub_cuda_libraries.py TORCH_WHEEL PYELFTOOLS_WHEEL FOLDER
 
-PyPI's torch is built for CUDA. The dynamic loader does not load its libraries without those in
-NVIDIA's wheels (1.85 GiB), although torch on a CPU does not need them. A stub has the soname of
-such a library, and the symbols with versions that torch's ELF files require from it. All its
-functions return cudaErrorNoDevice, so that torch finds no GPU.
+PyPI's torch is built for CUDA. The dynamic loader loads torch's libraries only together with the
+CUDA libraries in NVIDIA's wheels (1.85 GiB), although torch does not use these on a CPU. A stub
+replaces one CUDA library. It has the soname of this library, and defines the symbols, with their
+versions, that torch's ELF files require from this library. All functions of a stub return
+cudaErrorNoDevice, so that torch finds no GPU.
 """
 
 import re
@@ -26,7 +27,7 @@ DRIVER_LIBRARIES = {"libcuda.so.1", "libnvidia-ml.so.1"}
 NO_DEVICE = 100  # cudaErrorNoDevice; the other libraries also use this number for an error
 # Functions that return a text.
 TEXT = re.compile(r"\w+(ErrorString|ErrorName|StatusString)|ncclGetLastError")
-OBJECT_SIZE = 4096  # a guess, because the size of an undefined symbol is not stated
+OBJECT_SIZE = 4096  # bytes; a guess, because ELF files do not state an undefined symbol's size
 
 
 @dataclass
@@ -100,12 +101,13 @@ def is_stubbed(soname: str) -> bool:
 def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
     """Return the stub of each CUDA library that is needed.
 
-    If a symbol has no version, an ELF file does not state which library defines it. It can be any
-    of the needed libraries from which the file requires no versioned symbol. So the stub of each of
-    these defines it, unless its name is that of C++, Python or POSIX threads.
+    If a symbol has no version, an ELF file does not state which library defines the symbol. This
+    can be any needed library from which the file requires no symbol with a version. So the stub of
+    each such library defines the symbol, unless the symbol's name shows that it belongs to C++,
+    Python or POSIX threads.
 
     Args:
-        libraries: The existing libraries by soname. No stubs are made of them.
+        libraries: The existing libraries by soname. These libraries are not stubbed.
     """
     defined = set().union(*(library.defined for library in libraries.values()))
     outside = re.compile(r"_Z|_?Py|__cxa_|__gxx_|pthread_")

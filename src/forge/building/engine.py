@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 SCRIPT_LOG = "conda_build.log"
-# rattler-build prints this if it cannot solve the environment of a test.
+# rattler-build prints this text if it cannot solve the environment of a test.
 NOT_SET_UP = "failed to setup test environment"
 # Default time limit of a test. The longest test takes minutes. A recipe can set another limit in
 # `extra.cost`.
@@ -46,16 +46,16 @@ def test(
 ) -> None:
     """Run the tests inside each package.
 
-    A package that passes is offered to the package cache, because later packages may need it in
-    their environments. To offer it before its own tests would not help: rattler-build always
-    unpacks the package that it tests.
+    A package that passes is offered to the package cache, because the test environments of later
+    packages may need it. Offering a package before its own tests would not help, because
+    rattler-build always unpacks the package that it tests.
 
     Args:
-        packages: The package files in the order of the tests. A package may need earlier ones.
+        packages: The package files in the order of the tests. A package may need earlier packages.
         channel: The channels for the environments of the tests, by priority.
-        hours: Time limit of each test. A test that takes longer ends this process by SIGALRM. A
-            signal handler could not run, because rattler-build holds the GIL. The last line of the
-            log names the test.
+        hours: Time limit of each test. After that time, SIGALRM ends this process, without a signal
+            handler, because no handler can run while rattler-build holds the GIL. The last line of
+            the log names the test.
 
     Raises:
         RuntimeError: Tests failed; the message names them.
@@ -155,7 +155,8 @@ def convert(
     Args:
         wheels: The fields of a `Conversion` for each wheel.
         subdir: The folder for the packages.
-        output_dir: The folder of the job's file. Each job has this member; it is not used here.
+        output_dir: The folder of the job's file. Every job has this member, but this action does
+            not use it.
     """
     from forge.hostbase.wheels import Conversion
 
@@ -200,10 +201,10 @@ def build(
 ) -> None:
     """Build the packages of a recipe, for one Python after another.
 
-    rattler-build is called once per Python. In a single call for all Pythons, it would stage the
-    files for a Python in a prefix that still has the files of the previous Python. Unless the
-    script fails, it would pack both. It would also keep the build trees of all Pythons until the
-    end.
+    rattler-build is called once per Python. In a single call for all Pythons, rattler-build would
+    stage the files for a Python in a prefix that still has the files for the previous Python. If
+    the script did not fail because of these files, the package would contain the files for both. In
+    addition, rattler-build would keep the build trees of all Pythons until the end.
 
     Args:
         recipes: The recipe.

@@ -83,7 +83,7 @@ class RenderedOutput:
 
     Attributes:
         rendered: The output as rattler-build renders it: `recipe` and `build_configuration`.
-        siblings: All rendered outputs of the recipe, with this one.
+        siblings: All rendered outputs of the recipe, including this one.
     """
 
     rendered: Data
@@ -448,7 +448,7 @@ def _describe(failures: Sequence[Unsolvable]) -> str:
 
 
 def _python_number(variant: str) -> str:
-    """Return the number of a Python variant: 3.12 of `3.12.* *_cpython`."""
+    """Return the number in a Python variant, such as 3.12 for `3.12.* *_cpython`."""
     return variant.partition(".*")[0]
 
 

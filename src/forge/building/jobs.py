@@ -26,7 +26,7 @@ from forge.processes import (
 )
 from forge.project import DONE, FAILED, FORGE_CACHE, STOPPED, WORK_FOLDERS, Project
 
-# recipes/checks/stages.sh creates one such file for each stage that it has finished.
+# recipes/checks/stages.sh creates a file of this pattern for each stage that has finished.
 MARKS = "bld/*/work/.done-*"
 # Number of polls between two searches for processes that a script has left running.
 POLLS_PER_SEARCH = 50
@@ -56,8 +56,9 @@ def run_job(
         cpus: Maximum number of compiler processes of the job.
         show_line: Called with each line of the job's output.
         stop: Set this event to end the job.
-        job: The engine's arguments, with `action`; see `forge.building.engine`. Its member
-            `environment` is not passed: the driver adds it to the engine's environment variables.
+        job: The engine's arguments, with `action`; see `forge.building.engine`. The member
+            `environment` is not one of these arguments. It has variables that are added to the
+            engine's environment variables.
         log: The log file. A build starts a new log; a test appends to it.
 
     Raises:
@@ -67,7 +68,7 @@ def run_job(
     action = job["action"]
     test_folder = project.staging / f"_test-{log.stem}"
     output = Path(job.get("output_dir", test_folder))
-    if action == "test":  # a killed run may have left environments in it
+    if action == "test":  # a killed run may have left test environments in the output folder
         shutil.rmtree(output, ignore_errors=True)
     if action == "build":
         log.unlink(missing_ok=True)
@@ -148,8 +149,8 @@ def _mark_stopped(output: Path) -> None:
 def _kill_holders(engine: int, output: Path, earlier: set[int]) -> set[int]:
     """Kill processes that keep the engine's output open although their script has ended.
 
-    The engine would wait for these processes. A process is killed only if the previous search also
-    found it, since a new one may end by itself.
+    The engine would wait for these processes. A process is killed only if the previous search found
+    it, too, because a process that was found only once may still end by itself.
 
     Args:
         engine: The id of the engine's process.
@@ -228,8 +229,8 @@ class LogFollower:
         self.output = output
         self.log = log
         self.show_line = show_line
-        # By path and inode: several outputs of a recipe write their logs to the same path, and
-        # each new file replaces the previous one.
+        # The key is the path with the inode, because several outputs of a recipe write their logs
+        # to the same path, and each new file replaces the previous file.
         self._streams: dict[tuple[Path, int], BinaryIO] = {}
         log.touch()
 
@@ -297,7 +298,7 @@ class LogFollower:
     def _list_packed(self) -> list[Path]:
         """List the folders of all outputs except the one that changed last."""
         works = self.output.glob("bld/*/work")
-        with contextlib.suppress(FileNotFoundError):  # rattler-build is replacing one of them
+        with contextlib.suppress(FileNotFoundError):  # rattler-build may be replacing a folder
             by_time = sorted(works, key=lambda work: work.stat().st_ctime_ns)
             return [work.parent for work in by_time[:-1]]
         return []

@@ -26,7 +26,7 @@ def preflight(
 
     Args:
         project: The checkout; the builds use its disk.
-        costs: By recipe, in the order of the builds.
+        costs: The cost of each recipe by name, in the order of the builds.
 
     Returns:
         Lines to print (one per recipe and one for the total), and a description of the disk or
@@ -51,7 +51,7 @@ def preflight(
     memory = memory_gib()
     lines.append(
         f"in all: {total.download:.1f} GiB to download, "
-        f"{total.disk:.1f} GiB of disk with it ({free_disk:.0f} free), "
+        f"{total.disk:.1f} GiB of disk including the downloads ({free_disk:.0f} GiB free), "
         f"{max_jobs()} jobs in {memory:.0f} GiB of memory, "
         f"{total.cpu_hours:.1f} CPU hours"
     )

@@ -51,7 +51,8 @@ def _download(url: str) -> dict[str, Exports]:
     try:
         network.download(network.client(), url, limited)
     except RuntimeError:
-        # The file is optional. Without it, the preview's packages lack these requirements.
+        # The file is optional. Without it, run exports of conda-forge's packages are not known, and
+        # the preview's packages lack the requirements that they would add.
         return {}
     compressed.seek(0)
     decompressor = zstandard.ZstdDecompressor()

@@ -74,7 +74,7 @@ class Run:
         recipes: All recipes.
         results: The result of each recipe by name, in the order of the builds.
         keep_going: Continue after a failure.
-        fetched: The results of the recipes to build, whose sources have been fetched.
+        fetched: The results of those recipes to build whose sources have been fetched.
         costs: The cost of each recipe by name. A recipe that states no cost has no entry.
         start: The time.monotonic() at which the builds began.
         numbers: Counts the builds that have begun.
@@ -229,8 +229,8 @@ class Builder:
     ) -> None:
         """Build a recipe once certain earlier builds have ended.
 
-        It waits for the builds of the packages that it needs, and for builds for which memory and
-        disk do not suffice at the same time.
+        These are the builds of the packages that the recipe needs, and the builds for which memory
+        and disk do not suffice at the same time as for this one.
         """
         needs = run.recipes.direct_needs(name)
         awaited = []
@@ -306,8 +306,8 @@ class Builder:
         output = self.project.staging / name
         log = self.project.logs / f"{name}.log"
         packages = [output / package.subdir / package.file_name for package in step.outputs]
-        # The names of package files contain the content digest. So if an earlier run has built all
-        # of these files, they have the same content, and only need to be tested.
+        # The names of package files contain a hash of the content digest. So if an earlier run has
+        # built files with all of these names, the files are current and only have to be tested.
         mark = output / f"whole-{self.package_format}"
         is_complete = mark.exists() and all(path.exists() for path in packages)
         if not is_complete:
@@ -453,7 +453,7 @@ def _locate_reason(project: Project, step: Step) -> Path:
 
 
 def read_unfetched(project: Project, steps: list[Step]) -> dict[str, str]:
-    """Find steps whose sources the last run could not fetch and that have not changed since.
+    """Find steps that have not changed since the last run and whose sources it could not fetch.
 
     Returns:
         The name of each such recipe, with the reason.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The rules that a package must satisfy to be published.
 
-They are checked on the package itself and on the driver's note about its build.
+The rules apply to the package itself, and to the note that the driver has written about its build.
 """
 
 import re
@@ -30,8 +30,9 @@ def select_packages(
 ) -> dict[str, Record]:
     """Return the packages of a local channel that have to be added to a published one.
 
-    The rules are applied to the published channel with the new packages added. A conflict of two
-    packages counts even if one or both were published earlier, by this checkout or by another one.
+    The rules are applied to all packages that the published channel would have, so that two
+    conflicting packages are refused even if they are published at different times, or from
+    different checkouts.
 
     Args:
         channel: The local channel.

@@ -2,9 +2,9 @@
 """A channel in a folder that any static web server, mirror or bucket can serve.
 
 The channel consists of the packages in the folder. `withdrawn.json` lists the packages that were
-taken out of it. A change first copies the packages, then renames the shards into place, and then
-each index file. So an index never names a missing file. If a command is killed, the next one
-completes its work.
+taken out of it. A change first copies the packages, then renames the shards into place, and finally
+renames each index file into place. So an index never names a missing file. If a command is killed,
+the next command completes its work.
 """
 
 import json
@@ -34,7 +34,7 @@ from forge.project import SUBDIRS
 # The first file that is written into a new folder. It marks the folder as a published channel.
 WITHDRAWN = "withdrawn.json"
 PAGE = "index.html"
-GENERATOR = '<meta name="generator" content="strix-forge">'  # every page that we write has it
+GENERATOR = '<meta name="generator" content="strix-forge">'  # in each page of this program
 HEADERS = "_headers"
 UNPATCHED = "repodata_from_packages.json"
 FORMS = (
@@ -261,8 +261,9 @@ class PublishedChannel:
             if name not in published:
                 raise Failed(f"{path} was published, and is missing: restore a copy or withdraw it")
             if sha256_file(path) != sha256:
-                reason = f"{path} is not what was published (sha256 {sha256})"
-                raise Failed(f"{reason}, which locks name: restore it from a copy, or withdraw it")
+                reason = f"{path} differs from the published file (sha256 {sha256})"
+                advice = "restore it from a copy, or withdraw it"
+                raise Failed(f"{reason}. Lock files name the published file: {advice}")
 
     def _require_room(self, withdrawn: Set[str]) -> None:
         """Raise Refused if moving a withdrawn package would replace a different file."""

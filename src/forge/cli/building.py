@@ -43,7 +43,7 @@ app = typer.Typer()
 
 KeepGoing = Annotated[
     bool,
-    Option("--continue-on-failure", help="After a failure, build what does not need it."),
+    Option("--continue-on-failure", help="After a failure, build the independent packages."),
 ]
 EvenSo = Annotated[
     bool,
@@ -63,11 +63,11 @@ Strict = Annotated[
 ]
 Dependents = Annotated[
     bool,
-    Option("--with-dependents", help="Build their dependents as well."),
+    Option("--with-dependents", help="Build the dependents of these packages as well."),
 ]
 Only = Annotated[
     bool,
-    Option("--only", help="Build nothing else; exit 3 if they need it."),
+    Option("--only", help="Build no other packages. Exit 3 if another one is needed."),
 ]
 
 
@@ -83,8 +83,8 @@ class Request:
         rebuild: Build the recipes even if they are up to date.
         with_dependents: Build the recipes that depend on them as well.
         only: Build only the named recipes.
-        lenient: Exit with 0 even if the environments of a recipe cannot be solved. On the host
-            base, exit with 0 even if any recipe was not attempted.
+        lenient: Exit with 0 even if recipes were not attempted because their environments cannot be
+            solved. On the host base, exit with 0 even if recipes were not attempted for any reason.
         asks: Ask on a terminal before a build on conda-forge.
     """
 
@@ -531,7 +531,7 @@ def remove_leftovers(ctx: Context) -> list[Path]:
         removed += remove_cache_leftovers(folder)
     for stack in build.glob("stacks/*"):
         workspace = Workspace(stack.name, stack)
-        # An iterator: `remove_if_unlocked` lists the files once nobody holds the lock.
+        # Pass an iterator, so that the files are listed only after the lock has been acquired.
         removed += remove_if_unlocked(stack / ".pixi/.lock", workspace.find_leftovers())
     return removed
 

@@ -161,8 +161,8 @@ def _verify_one(file: Path, project: Project, places: list[Places]) -> int:
     Args:
         file: The package.
         project: The checkout with the recipes.
-        places: The places of the package's files are appended to this list. With it, packages are
-            compared with each other.
+        places: The places of the package's files are appended to this list. `verify` needs the list
+            to compare packages with each other.
 
     Returns:
         The exit code.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands for stacks: lock, install and run.
 
-They work on a copy of the stack in build/stacks, whose manifest names the channels in use. If pixi
-is on PATH, they run pixi's commands on that copy. Without pixi, the driver itself does the part
-that builds and CI need.
+They work on a copy of the stack in build/stacks. The manifest of the copy names the channels in
+use. If pixi is on PATH, the commands run pixi on that copy. Without pixi, the driver itself locks
+and installs, as far as builds and CI need it.
 """
 
 import os

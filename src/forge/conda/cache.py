@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fill rattler's package cache, only with packages that were checked.
 
-rattler itself does not check enough. It links every path that info/paths.json names, even one that
-leads out of the prefix, and it trusts each folder in its cache. So this module fetches, checks and
-unpacks each package before rattler links it.
+rattler itself does not check enough. It links every path that info/paths.json names, even a path
+that leads out of the prefix, and it trusts each folder in its cache. So this module fetches, checks
+and unpacks each package before rattler links its files.
 """
 
 import shutil
@@ -25,9 +25,10 @@ from forge.limits import Limited
 
 THREADS = 8
 TRIES = 3
-# Packages of fewer bytes are not offered to the cache: they are unpacked in a tenth of a second.
+# Packages of fewer bytes are not offered to the cache, because unpacking them takes only a tenth of
+# a second.
 LARGE = 4 << 20
-# Beside the folder NAME of a cached package, rattler writes a mark: a file NAME.lock with the
+# Next to the folder NAME of a cached package, rattler writes a mark: a file NAME.lock with the
 # revision of the entry, followed by the sha256 of the archive. A new entry has revision 0.
 REVISION = bytes(8)
 
@@ -66,8 +67,8 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
 def offer(archive: Path) -> None:
     """Put a large package that passed its tests into rattler's cache, if there is room for it.
 
-    rattler-build fills that cache only during builds. So for each test of a package that needs this
-    one, it would unpack this one again. pytorch has gigabytes.
+    rattler-build fills that cache only during builds. Without this function, it would unpack the
+    package again for each test that needs it. For pytorch, these are gigabytes.
     """
     if archive.stat().st_size < LARGE:
         return
