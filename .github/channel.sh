@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Keep a channel in this repository's GitHub releases. The release with the tag NAME/SUBDIR has the files of that
 # subdir, so https://github.com/OWNER/REPOSITORY/releases/download/NAME is the channel's address. The release
-# NAME/forge has the list of withdrawn packages and the notes on the builds. There are no shards, because a tag
-# cannot stand for the folder in which they would be.
+# NAME/forge has the list of withdrawn packages and the notes on the builds. The channel has no shards, because they
+# would have to be in a folder inside the subdir, and a release has no folders.
 #   channel.sh fetch NAME DIR [NOTES]   download the published files
 #   channel.sh send NAME DIR NOTES      upload the missing packages, then the index
 # After an interruption, run the command again.

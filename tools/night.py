@@ -6,7 +6,7 @@
 
 Every step is a `./forge` command that continues where it was stopped. So if this program is
 stopped, run it again. The archive is written before the first step and after each step.
-docs/owner.md states the time and the disk that it needs.
+docs/owner.md states the time and the disk space that this program needs.
 """
 
 import argparse
@@ -44,7 +44,8 @@ BUILD = [
 LOG_BYTES = 256 << 10
 # Disk space that is reserved for the archive.
 ARCHIVE_BYTES = 16 << 20
-# The number of records of each stack that are packed, the newest ones. There is one per day.
+# The number of records that are packed for each stack, the newest ones. A stack has a record per
+# day.
 RECORDS = 5
 # With this prefix, a command ends together with this script, even if the script is killed.
 END_WITH_NIGHT = ["setpriv", "--pdeathsig", "TERM"]

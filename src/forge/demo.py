@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The demo: compile flash-attn's kernels for gfx1151, and execute them on this machine's CPU.
 
-The demo uses flash-attn's source with our patches and a few wheels of the host base, those that the
+The demo uses flash-attn's source with our patches, and those wheels of the host base that the
 validator needs. It makes no package. Its downloads go to build/sources, where builds use them too.
 """
 

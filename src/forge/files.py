@@ -217,8 +217,8 @@ def hold(
     Args:
         folder: The folder. It is made if it does not exist.
         doing: A description of the block for messages, such as "publishing to".
-        say: If another process holds the lock, `say` prints that, and this process waits. Without
-            `say`, this process does not wait.
+        say: If another process holds the lock, `say` is called with a line that names that process,
+            and this process waits. Without `say`, this process does not wait.
 
     Raises:
         ForgeError: The folder is not writable, or another process holds the lock and `say` is None.

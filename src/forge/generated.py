@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Generate the parts of pages and manifests that repeat facts from other files.
 
-- `extra` of each recipe states the state, cost and notes of its packages and their names on PyPI.
-  pixi reads no list of names from another file, so every manifest that users copy repeats them.
+- `extra` of each recipe states the state, cost and notes of its packages, and their names on PyPI.
+  README.md and pages of docs/ repeat the states, costs and notes. pixi reads no list of names from
+  another file, so every manifest that users copy repeats the names.
 - Manifests state the versions of our packages that they require.
 - README.md and docs/owner.md state the number of packages and the sums of their costs.
-- stacks/several.toml repeats the tables of three stacks for the same reason.
+- stacks/several.toml repeats the tables of three stacks, because pixi reads no tables from another
+  file.
 - docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
 - pixi.toml and the recipes of the two products repeat the dependencies of a pyproject.toml under
   conda-forge's names.

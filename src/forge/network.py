@@ -103,7 +103,7 @@ def _with_slash(url: str) -> str:
 
 
 def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
-    """Make an HTTP client with pixi's middleware, in pixi's order: a retry uses the next mirror.
+    """Make an HTTP client with pixi's middleware, in pixi's order, so that retries change mirrors.
 
     Args:
         retries: How often a failed request is repeated.

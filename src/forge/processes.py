@@ -22,9 +22,10 @@ def kill_leftovers(folder: Path) -> None:
     """Kill processes that are left over from killed builds in `folder`.
 
     If a build was killed with SIGKILL, its compilers may still write into the folder that the next
-    build uses. A process is killed only if it works in `folder` and a file FOLDER/*/SESSION has the
-    id of its session. The first condition is necessary because the system may have used the id
-    again, and the second one because a person's shell may work in `folder`.
+    build uses. A process is killed only if its working folder is in `folder`, and a file
+    FOLDER/*/SESSION has the id of its session. The id alone does not suffice, because the system
+    may have given it to another session. The working folder alone does not suffice, because a
+    person's shell may work in `folder`.
     """
     sessions = set()
     for file in folder.glob(f"*/{SESSION}"):
@@ -49,9 +50,9 @@ def kill(processes: Set[int]) -> None:
 def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
     """End a job: send SIGTERM to the processes that its engine started, then kill all that remain.
 
-    On SIGTERM, ninja removes the files of unfinished steps, and ccache its temporary files. They
-    have GRACE_SECONDS for it. The engine is killed after them, because it reads the output of the
-    script: without a reader, the script would end by SIGPIPE before it has cleaned up.
+    On SIGTERM, ninja removes the files of unfinished steps, and ccache removes its temporary files.
+    All processes have GRACE_SECONDS to end. The engine is killed last, because it reads the output
+    of the script. Without this reader, SIGPIPE would end the script before it has cleaned up.
 
     Args:
         engine: The engine's process, which leads its session and may have ended.
@@ -130,7 +131,7 @@ def _read_state(entry: Path) -> tuple[str, int]:
     Args:
         entry: The folder of the process in /proc.
     """
-    # The program's name comes before, in parentheses. The name itself may contain parentheses.
+    # The state follows the program's name in parentheses. The name itself may have parentheses.
     fields = (entry / "stat").read_text().rpartition(") ")[2].split()
     return fields[0], int(fields[1])
 

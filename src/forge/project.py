@@ -16,8 +16,8 @@ SUBDIRS: Final = ("linux-64", "noarch")
 # Folders that rattler-build makes in its output folder. With the staged files in them, they take
 # more than twice the disk of the packages.
 WORK_FOLDERS = ("bld", "build_cache", "src_cache")
-# Maximum number of characters in a checkout's path. The path of a conda prefix may have 255. The
-# others are needed for build/staging/NAME/bld/rattler-build_NAME/...
+# Maximum number of characters in a checkout's path. The path of a conda prefix may have 255
+# characters. The difference is needed for build/staging/NAME/bld/rattler-build_NAME/...
 LONGEST_PATH = 128
 # Characters with a special meaning in shells or in PATH.
 UNUSABLE_CHARACTERS = set(':`$"\\\n')
@@ -27,7 +27,8 @@ UNUSABLE_CHARACTERS = set(':`$"\\\n')
 FORGE_CACHE = "FORGE_CACHE"
 # Files in a job's output folder:
 # FAILED: The job failed. The folder is kept so that a person can look at it.
-# DONE: This prefix and the number of a Python variant. The file lists the packages built for it.
+# DONE: The first part of a file name, which a Python variant follows. The file lists the packages
+#     that were built for this Python.
 # STOPPED: The job was stopped. The next run of the same job continues in the folder.
 FAILED = "failed.json"
 DONE = "done-"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Find upstream's releases, the versions it builds with, and conflicts between our versions.
 
-The recipe's first package URL determines where releases are looked up. For a package URL of PyPI,
-this is pip's index; for one of GitHub, it is the tags of the repository.
+A recipe's first package URL determines where releases are looked up: on pip's index if it is a
+package URL of PyPI, and among the tags of the repository if it is a package URL of GitHub.
 """
 
 import re

@@ -17,7 +17,7 @@ TABLES = ("packages", "packages.conda")
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """Parse repodata.json. Return an empty mapping if the content does not have its structure."""
+    """Parse repodata.json. Return an empty mapping if the content has another structure."""
     try:
         data = json.loads(raw)
         tables = [data.get(key, {}) for key in TABLES]
@@ -73,8 +73,8 @@ def find_fault(file: str, record: dict[str, Any]) -> str:
 def locate_file(record: RepoDataRecord) -> tuple[str, str]:
     """Return the URL of the folder that has a record's file, and the name of that file.
 
-    Use these two to name files that are read or written for a record. `file_name` and other fields
-    are not trustworthy: a lock or an index can state anything.
+    Use only these two values to name files that are read or written for a record. `file_name` and
+    other fields are not trustworthy, because a lock or an index can state anything.
 
     Raises:
         ForgeError: The record contradicts its URL, or has no hash.

@@ -162,7 +162,7 @@ class LocalChannel:
         """
         try:
             indexed = {self.path(record) for record in self.records()}
-        except ForgeError:  # the index can be deleted: it is made again from the packages
+        except ForgeError:  # ignore the damaged index, because it is made again from the packages
             indexed = set()
             for damaged in self.folder.glob("*/repodata.json"):
                 damaged.unlink()
@@ -256,7 +256,7 @@ class LocalChannel:
     def read_test_count(self, record: Record) -> int | None:
         """Return how many tests a package passed before it was added; None if unknown.
 
-        The number counts only if the package still has the same sha256 as it had then.
+        The number counts only if the package still has the sha256 that it had when it was added.
         """
         note = self._read_note(record)
         if note.get("sha256") != record.sha256:

@@ -58,7 +58,8 @@ ZIP_HEADER = struct.Struct("<4s2xHH4xIIIHH")
 ZIP_HEADER_SIGNATURE = b"PK\3\4"
 ZIP_END_SIGNATURE = b"PK\5\6"
 ZIP_END_SIZE = 22
-# This value as a size means that the size needs more than 32 bits. The header's extra field has it.
+# This value as a size means that the size needs more than 32 bits, and is in the header's extra
+# field.
 IN_EXTRA = 0xFFFFFFFF
 
 
@@ -108,7 +109,7 @@ class Package:
 
     @cached_property
     def payload(self) -> dict[str, str | None]:
-        """The names of the files to install, with the target of a symbolic link, or None."""
+        """For the name of each file to install, the target if it is a symbolic link, else None."""
         payload: dict[str, str | None] = {}
         for place, folders, files in os.walk(self.folder):
             for name in [*folders, *files]:
@@ -131,7 +132,7 @@ class Package:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The names of the files to install, with the sha256 of a file, or A_LINK."""
+        """For the name of each file to install, its sha256, or A_LINK if it is a link."""
         digests = {}
         for name, target in self.payload.items():
             if target is None:
@@ -181,7 +182,7 @@ class Package:
 
     @cached_property
     def listed(self) -> dict[str, str]:
-        """The names that the installer reads from info/paths.json, with the sha256 or A_LINK.
+        """For each name that the installer reads from info/paths.json, the sha256 or A_LINK.
 
         Raises Refused for a name that leads out of the prefix, or that is listed twice.
         """
@@ -242,7 +243,7 @@ class Package:
 
     @cached_property
     def places(self) -> "Places":
-        """The places where the package writes. They are kept when its folder is removed."""
+        """The places where the package writes. They remain known after its folder is removed."""
         link_json = self._parse("link.json") if "link.json" in self.info else {}
         noarch = link_json.get("noarch")
         entry_points = noarch.get("entry_points") if isinstance(noarch, dict) else None
@@ -282,7 +283,7 @@ class Places:
         name: The name of the package.
         is_noarch_python: Whether the package is `noarch: python`. The installer puts modules and
             scripts of such a package where the prefix's Python looks for them.
-        payload: The names of its files, with the target of a symbolic link, or None.
+        payload: For the name of each file, the target if it is a symbolic link, else None.
         scripts: The names of console scripts that the installer makes in `bin`.
     """
 
@@ -293,7 +294,7 @@ class Places:
     scripts: Sequence[str]
 
     def map_targets(self, site_packages: str) -> dict[str, str | None]:
-        """Return the paths of the files in a prefix, with the target of a link, or None.
+        """Return for the path of each file in a prefix the target if it is a link, else None.
 
         Args:
             site_packages: The folder for modules, relative to the prefix.
@@ -499,7 +500,7 @@ def _require_same_header(file: BinaryIO, start: int, member: zipfile.ZipInfo) ->
         The offset at which this member ends.
 
     Raises:
-        Refused: They differ, or the member is compressed.
+        Refused: The header and the central directory differ, or the member is compressed.
     """
     file.seek(start)
     header = ZIP_HEADER.unpack(file.read(ZIP_HEADER.size))

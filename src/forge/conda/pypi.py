@@ -44,7 +44,7 @@ def parse(text: bytes | None, where: object) -> Names:
 
 
 def read_names(recipes: Path) -> Names:
-    """Collect `extra.pypi` of each recipe in a folder. Raise ForgeError if one is malformed."""
+    """Collect `extra.pypi` of each recipe in a folder. Raise ForgeError if it is malformed."""
     names: Names = {}
     for path in sorted(recipes.glob("*/recipe.yaml")):
         try:

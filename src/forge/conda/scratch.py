@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Scratch folders: temporary folders that a later process removes if their own was killed."""
+"""Scratch folders: temporary folders. If a process is killed, a later one removes its folders."""
 
 import os
 import tempfile

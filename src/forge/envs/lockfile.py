@@ -41,11 +41,11 @@ def _measure_depth(text: str) -> int:
 
 
 def records(locked: rattler.Environment) -> list[RepoDataRecord]:
-    """List the packages of an environment, which may be locked only for PLATFORM.
+    """List the packages of an environment, which must not be locked for other platforms.
 
     Raises:
-        ForgeError: The environment has other platforms, or a package that is not a conda package:
-            one from PyPI, or one to build from source.
+        ForgeError: The environment is locked for another platform than PLATFORM, or has a package
+            from PyPI, or a package to build from source.
     """
     platforms = locked.platforms()
     if [str(platform.subdir) for platform in platforms] != [PLATFORM]:

@@ -93,7 +93,7 @@ class Workspace:
 
         Raises:
             LockedInPart: Some environments cannot be solved. The lock has the other environments.
-                If an older lock has packages for one that cannot be solved, they are kept.
+                For an environment that cannot be solved, it keeps the packages of an older lock.
             Failed: No environment can be solved. An older lock stays.
             NotAttempted: A channel does not answer. An older lock stays.
             ForgeError: A package cannot be checked. An older lock stays.
@@ -177,10 +177,10 @@ class Workspace:
         return len(records)
 
     def find_leftovers(self) -> Iterator[Path]:
-        """Yield the leftovers of a killed `lock` or `install`. The caller holds their lock.
+        """Yield the leftovers of a killed `lock` or `install`, for the caller to remove.
 
-        A prefix that pixi did not finish is removed here, because pixi's own lock has to be held
-        for that.
+        The caller has to hold the lock of the workspace. A prefix that pixi did not finish is
+        removed here, because it may be removed only while pixi's lock of that prefix is held.
         """
         for prefix in self.folder.glob(".pixi/envs/*/"):
             yield from remove_if_unlocked(prefix / PIXI_STATE, _yield_unfinished(prefix))

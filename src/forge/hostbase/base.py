@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The host base: a conda channel made from the running CPython and PyPI's wheels.
 
-It is for machines that reach PyPI but not conda-forge. All its packages are host-bound and never
-published: its Python links libraries of this machine, and its compilers are this machine's.
+The base is for machines that reach PyPI but not conda-forge. All its packages are host-bound and
+never published, because its Python uses libraries of this machine, and its compilers are this
+machine's.
 """
 
 import hashlib
@@ -42,8 +43,8 @@ VERSION = platform.python_version()
 LOCK = "requirements.txt"
 SUBDIR = "linux-64"
 RECORD = "base.json"  # written when the base is complete; lists its packages and wheels
-# If this environment variable is set, the base has NVIDIA's libraries instead of stubs of them.
-# Machines with an NVIDIA GPU can use it.
+# If this environment variable is set, the base has NVIDIA's libraries instead of stubs of them, for
+# machines with an NVIDIA GPU.
 NVIDIA_WHEELS = "FORGE_NVIDIA_WHEELS"
 
 
@@ -144,7 +145,7 @@ class HostBaseMaker:
     def _seal(self, data: dict[str, Any]) -> str:
         """Return a digest of data and `key`.
 
-        It shows whether stored data is complete and was made from the same inputs.
+        The digest shows whether stored data are complete and were made from the same inputs.
         """
         return hashlib.sha256(f"{self.key} {json.dumps(data)}".encode()).hexdigest()
 
@@ -226,7 +227,7 @@ class HostBaseMaker:
                 package.unlink()
 
     def _convert(self, conversions: dict[str, Conversion], say: Say, run: RunJob) -> None:
-        """Convert those wheels to packages whose packages the base does not have yet.
+        """Convert the wheels whose packages are not in the base yet.
 
         Args:
             conversions: The conversions by the file names of the packages.
@@ -251,10 +252,10 @@ class HostBaseMaker:
         shutil.rmtree(self.output)
 
     def _write_repodata(self, conversions: dict[str, Conversion]) -> None:
-        """Write an index of the converted packages. `index` adds the others to it later.
+        """Write an index of the converted packages, to which LocalChannel.index adds the others.
 
-        An existing index is replaced, because it may be damaged or state other hashes. Without this
-        index, rattler would spend half a minute to hash all packages.
+        An existing index is replaced, because it may be damaged or state other hashes. If no index
+        were written here, rattler would spend half a minute on hashing all packages.
 
         Args:
             conversions: The conversions by the file names of the packages.

@@ -137,7 +137,7 @@ def fetch_wheels(
 
     Raises:
         Refused: The index has a wheel with another sha256.
-        NotAttempted: pip cannot fetch one.
+        NotAttempted: pip cannot fetch a wheel.
     """
     wheels = {pin: _find_cached_wheel(pin, cache) for pin in pins}
     missing = [pin for pin, source in wheels.items() if source is None]

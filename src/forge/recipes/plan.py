@@ -48,7 +48,7 @@ class Step:
         outputs: The packages that the recipe yields; Records if they are up to date.
         action: BUILD or UP_TO_DATE.
         reason: The reason for the action.
-        has_older_builds: Whether the channel has builds that this one replaces.
+        has_older_builds: Whether the channel has builds that the new packages would replace.
         rendered: The rendered outputs, as mappings of rattler-build.
     """
 
@@ -64,8 +64,8 @@ class Step:
     def digest_value(self) -> str:
         """The value of the variant `content_digest`, BASE-CONTENT-ALL.
 
-        CONTENT is the digest of the recipe's own content. `forge verify` compares it with that of a
-        package. ALL is a digest of all parts of `digest`.
+        CONTENT is the digest of the recipe's own content, which `forge verify` compares with the
+        digest in a package. ALL is a digest of all parts of `digest`.
         """
         parts = repr(sorted(self.digest.items()))
         key = hashlib.sha256(parts.encode()).hexdigest()[:16]

@@ -205,9 +205,9 @@ def list_patches(recipe: Recipe, source: Data) -> list[Path]:
 def find_patched_source(recipe: Recipe, source: Data) -> Data:
     """Return the source to which the patches of `source` are applied.
 
-    Usually, that is `source` itself. If `source` is a folder of patches, it is the recipe's wheel:
-    rattler-build does not unpack wheels, so the build script applies the patches after it has
-    installed the wheel.
+    Usually, that is `source` itself. If `source` is a folder of patches, the patches are applied to
+    the recipe's wheel. rattler-build does not unpack wheels, so the build script applies the
+    patches after it has installed the wheel.
     """
     if source.get("patches") or not list_patches(recipe, source):
         return source

@@ -43,7 +43,7 @@ if hasattr(tarfile, "tar_filter"):  # since CPython 3.11.4
 
 
 def unpack(archive: Path, target: Path, only: Collection[str] | None = None) -> None:
-    """Unpack an archive as rattler-build does: if it has a single top folder, that is left out.
+    """Unpack an archive as rattler-build does: a single top folder is left out of all paths.
 
     Args:
         archive: A tar or zip file.
@@ -123,7 +123,8 @@ class _Members:
             self._has_links = self._has_links or is_link
             hard_link = member.linkname if member.islnk() else ""
             self._check(member.size, member.name, hard_link)
-            # If run by root, tarfile would look up both names for every file.
+            # With these names, tarfile would look up the user and the group of every file if it is
+            # run by root.
             member.uname = ""
             member.gname = ""
             is_selected = self._is_selected(member.name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The cache of sources. All are fetched and verified before a build, so builds do not download.
+"""The cache of sources. A source is fetched and verified before a build, so builds do not download.
 
-In recipes, `url: ${{ pypi }}/FILE` means a file on PyPI whose package URL is in `extra.purls`. It
-is fetched from the index in pip's configuration, which may be a mirror or a folder of wheels.
+In recipes, `url: ${{ pypi }}/FILE` means a file on PyPI whose package URL is in `extra.purls`. The
+file is fetched from the index in pip's configuration, which may be a mirror or a folder of wheels.
 """
 
 import functools
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from forge.sources.download import Downloader
 
 PYPI_SOURCES = "PYPI_SOURCES"
-# The URL of PyPI's files in rendered recipes. No file is there: before a build, the driver puts
-# the sources into rattler-build's cache.
+# The URL of PyPI's files in rendered recipes. This folder need not exist, because the driver puts
+# the sources into rattler-build's cache before a build.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
 DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{40}")
 FILE_NAME = re.compile(r"[^./\\\x00-\x20\x7f][^/\\\x00-\x20\x7f]{0,199}")

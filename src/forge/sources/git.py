@@ -194,7 +194,7 @@ def _run(command: list[str], variables: dict[str, str]) -> str:
         done = subprocess.run(
             command,
             env=variables,
-            # Start git outside of any repository, because it would read that one's configuration.
+            # Start git outside of any repository, because it would read that repository's settings.
             cwd="/",
             capture_output=True,
             text=True,

@@ -36,7 +36,7 @@ def touched(text: str) -> set[str]:
 def find_fault(text: str) -> str:
     """Return why a patch must not be applied to any source; an empty string if it may.
 
-    Each line is checked that any patch program could read as a header.
+    Every line that some patch program could read as a header is checked.
     """
     for name in HEADER.findall(text):
         path = name.partition("\t")[0].replace("/dev/null", "")
@@ -48,7 +48,7 @@ def find_fault(text: str) -> str:
 
 
 def apply(tree: Path, files: list[Path]) -> str:
-    """Apply patches, in order, to a copy of those files of a source that they change.
+    """Apply patches, in order, to a copy of those files of a source that the patches change.
 
     Args:
         tree: The source.
@@ -97,7 +97,7 @@ def _apply_all(folder: Path, files: list[Path]) -> str:
 
 def _git_apply(folder: Path, patch: Path) -> str:
     """Apply a patch to a folder. Return the reason if it does not apply, or an empty string."""
-    # The folder may be inside a repository. GIT_CEILING_DIRECTORIES keeps git from using that one.
+    # The folder may be inside a repository. GIT_CEILING_DIRECTORIES keeps git from using it.
     environment = git.environment() | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     command = ["git", "-C", str(folder), "apply", "-p1", str(patch)]
     done = subprocess.run(command, text=True, capture_output=True, env=environment)
