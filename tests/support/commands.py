@@ -10,8 +10,8 @@ from forge.errors import ForgeError
 def is_accepted(words: list[str]) -> bool:
     """Return whether the driver accepts a command line.
 
-    The words after `run` and `test` are left out: the driver passes them on to another program.
-    --help is added, so that the command only parses its options.
+    The words after `run` and `test` are left out, because the driver passes them on to another
+    program. --help is added, so that the command only parses its options.
     """
     stops = [words.index(stop) + 1 for stop in ("run", "test") if stop in words]
     words = words[: min(stops, default=None)]

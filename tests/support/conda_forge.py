@@ -46,9 +46,9 @@ for packages in yaml.safe_load((DATA / "other-rocm.yaml").read_text()).values():
 PROJECT = Project.at(CHECKOUT)
 NAMES = pypi.read_names(PROJECT.recipes)
 # Requirements that some record satisfies, but that cannot be installed for this Python together
-# with the recipe's other requirements. They are left out too. In the records, sentencepiece for
-# 3.13 was built with an older protobuf. Of tiktoken, and of the regex that transformers 5 needs,
-# the records have builds for other Pythons only.
+# with the recipe's other requirements. The solver leaves out these requirements, too. In the
+# records, sentencepiece for Python 3.13 was built with an older protobuf. tiktoken, and the version
+# of regex that transformers 5 needs, have records only for other Pythons.
 CONFLICTING = {
     "python 3.13.* *_cp313": {
         "vllm": {"sentencepiece", "tiktoken"},
@@ -165,7 +165,7 @@ class Rendered:
         return self._to_specs(exports)
 
     def environments(self, recipe: str) -> Iterator[RecipeEnvironment]:
-        """Yield the build, host and run environments of a recipe. Equal ones are yielded once."""
+        """Yield the build, host and run environments of a recipe, and equal environments once."""
         visited = set()
         for output in self.by_recipe[recipe]:
             name = output["package"]["name"]
@@ -197,8 +197,8 @@ class Rendered:
                 record = self._make_record(output, subdir, is_in_conda_forge)
                 packages[f"{name}-{record['version']}-{record['build']}.conda"] = record
             if subdir == "linux-64":
-                # The committed records have no package of another ROCm. A test needs some: it
-                # requires that rocm-sdk-core cannot be installed together with them.
+                # Add packages of another ROCm, because the committed records have none. A test
+                # requires that rocm-sdk-core cannot be installed together with these packages.
                 for name in OTHER_ROCM:
                     packages[f"{name}-7.2.4-0.conda"] = {
                         "name": name,

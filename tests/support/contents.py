@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check the files in the packages of a channel against the recipes.
 
-`MiniProject.forge` and the fixture `built` call `check` after each build. So it opens every package
-that the tests build.
+`MiniProject.forge` and the fixture `built` call the function `check` after each build. So every
+package that the tests build is checked.
 """
 
 import re

@@ -4,8 +4,8 @@
 Importing the driver takes half a second; a fork saves this time. In a fork, faults.c can make one
 call of the C library fail, or kill the driver at that call.
 
-Run as a program, this file is the process that forks. It reads one line of JSON for each command
-and writes one for each result.
+If this file is run as a program, it is the process that forks. It reads one line of JSON for each
+command, and writes one line of JSON for each result.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from typing import Any, Self
 
 SOURCE = Path(__file__).with_suffix(".c")
 DRIVER = Path(__file__).parents[2] / "src"
-KILL = 0  # In a fault: kill the process. Any other number is an errno.
+KILL = 0  # The number in a fault that kills the process. Any other number is an errno.
 LONGEST = 600  # Seconds after which a command is killed, because it is assumed to hang.
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Plant faults in the training that the finetune stack's check judges, and in example.py's input.
 
-It runs in that stack: `finetune_faults.py STACK-FOLDER SCRATCH-FOLDER`. The last line that it
-prints is a JSON object with these keys:
+This program runs in the finetune stack: `finetune_faults.py STACK-FOLDER SCRATCH-FOLDER`. The last
+line that it prints is a JSON object with these keys:
 
 - `whole`: the exit status and the output of the check without a fault;
 - `check`: the exit status of a shorter check for each fault in the training;
-- `four bits`: its exit status for each fault in the quantized weights, if bitsandbytes is
-  installed;
+- `four bits`: the exit status of that check for each fault in the quantized weights, if
+  bitsandbytes is installed;
 - `recipe`: the last line that example.py prints for each input, or its error.
 """
 
@@ -102,7 +102,7 @@ def capture_check() -> tuple[int, str]:
 
 
 def check_faults() -> dict[str, int]:
-    """The exit status for each fault, of four steps in float32."""
+    """Return, for each fault, the exit status of a check of four steps in float32."""
     statuses = {}
     make_trainer = check.trainer
     check.STEPS = 4
@@ -153,7 +153,7 @@ FOUR_BITS = {
 
 
 def check_faults_in_four_bits() -> dict[str, int]:
-    """The exit status for each fault of the weights that the reference has."""
+    """Return, for each fault in the reference's weights, the exit status of the check."""
     statuses = {}
     for name, round_weights in FOUR_BITS.items():
         with patch.object(check, "round_to_nf4", round_weights):

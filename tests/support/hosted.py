@@ -35,7 +35,7 @@ NEEDS = {
 }
 SCRATCH = 24 << 20  # bytes that the largest build needs temporarily
 DISK = 96 << 20  # bytes of a machine's disk
-IMAGE = 80 << 20  # bytes that GitHub's image occupies on it when a job starts
+IMAGE = 80 << 20  # bytes of a machine's disk that GitHub's image occupies when a job starts
 STAGES = ("prepare", "compile", "install")
 CODE = ("src/forge/files.py",)  # the files that a push changed
 # A build in three stages. Each finished stage leaves a file in FORGE_CACHE, which outlives the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A marker for tests that kill many processes. Each takes minutes, so they run at night only."""
+"""A marker for tests that kill many processes. They take minutes, so they run only at night."""
 
 import os
 

@@ -91,7 +91,7 @@ class Machine:
         path.chmod(0o755)
 
     def check(self) -> None:
-        """Raise Full if the files are larger than the disk, unless it is a mounted one."""
+        """Raise Full if the disk is not a mounted one and the files are larger than the disk."""
         if self.size and not self.is_mounted:
             used = sum(path.lstat().st_size for path in self.folder.rglob("*"))
             if used > self.size:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A mock of `gh release`. The folder $RELEASES/TAG has the files of the release TAG.
 
-It knows the commands that our workflows use, and fails for any other one. As gh does, it downloads
-all files that match a pattern, and fails if the upload of one of them was never finished.
+The mock knows the commands that our workflows use, and fails for any other command. As gh does, it
+downloads all files that match a pattern, and fails if the upload of such a file was never finished.
 
-A test can stop it with a file in the folder $HOLD: with `list` before it lists the releases, and
-with `upload` in the middle of an upload, so that an unfinished file remains.
+A test can stop the mock with a file in the folder $HOLD. The file `list` stops it before it lists
+the releases. The file `upload` stops it in the middle of an upload, so that an unfinished file
+remains.
 """
 
 import fnmatch

@@ -23,8 +23,8 @@ from forge.conda.package import Package
 # The recipes that can be built here, because their sources are on PyPI. Other packages that a stack
 # needs come from the stand-in for conda-forge.
 RECIPES = ("flash-attn", "liger-kernel", "strix-emulate", "strix-validate")
-# An output of these recipes that is left out here: it compiles C for half a minute. Tests on the
-# host base build it. The stand-in has a stub of it.
+# An output of these recipes that is left out here, because it compiles C for half a minute. Tests
+# on the host base build this output. The stand-in for conda-forge has a stub of it.
 OPTIONAL = "strix-emulate-native"
 OUTPUTS = (*RECIPES, "strix-emulate-hip")
 VARIANTS = Path("recipes/bases", "conda-forge", "variants.yaml")
@@ -37,7 +37,7 @@ class Release:
     published channel. No other configuration is changed.
 
     Args:
-        root: The folder of all of these.
+        root: The folder of the clone, the home folder and the channel.
         conda_forge: The URL of the stand-in for conda-forge.
         url: The URL at which `root` is served.
     """

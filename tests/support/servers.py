@@ -47,8 +47,8 @@ class Revalidating(QuietHandler):
             self.send_error(404)
             return None
         state = path.stat()
-        # The time and the size do not suffice: a file may be replaced by another one of the same
-        # size within a tick of the clock. The inode differs then.
+        # The time and the size do not suffice, because a file may be replaced by another file of
+        # the same size within a tick of the clock. In that case, only the inode differs.
         tag = f'"{state.st_ino:x}-{state.st_mtime_ns:x}-{state.st_size:x}"'
         client_has_file = self.headers.get("If-None-Match") == tag
         self.send_response(304 if client_has_file else 200)

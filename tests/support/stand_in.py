@@ -52,10 +52,10 @@ PYTHON = wheels.PYTHON
 # conda-forge, not ours.
 MAPPING = "https://conda-mapping.prefix.dev"
 
-# The stubs, `NAME VERSION [BUILD]`, and their requirements. Each has one text file, which suffices
-# to solve and install. They replace packages that PyPI lacks, that are very large, that no test can
-# build, or that are linters. The last ones have conda-forge's names of packages that have other
-# names on the host base or on PyPI.
+# The stubs, `NAME VERSION [BUILD]`, and their requirements. Each stub has one text file, which
+# suffices to solve and install. The first part of the list, up to zizmor, replaces packages that
+# PyPI lacks, that are very large, that no test can build, or that are linters. In the second part,
+# a stub has conda-forge's name of a package that has another name on the host base or on PyPI.
 STUBS = {
     "actionlint 1.7.12": [],
     "amd-aiter 0.1.20": [],
@@ -163,8 +163,8 @@ def _make_packages(base: dict[str, dict[str, Any]], lists: list[Path]) -> None:
         packages |= {*_stubs(Path(scratch), PACKAGES)}
     for file in {*PACKAGES.glob("*.conda")} - packages:
         file.unlink()
-    # rattler takes 20 s to read these packages, so their records are copied. It reads all others:
-    # a changed stub keeps its file name, and its old record would be wrong.
+    # rattler takes 20 s to read these packages, so their records are copied. It reads all other
+    # packages again, because a changed stub keeps its file name, and its old record would be wrong.
     copied = {file.name: _renamed(record, file) for file, record in records.items()}
     write_repodata(PACKAGES.parent, "linux-64", copied)
     LocalChannel(PACKAGES.parent).index()

@@ -29,7 +29,7 @@ class World:
     """A project with a local channel, a published channel, a locked stack and a home folder.
 
     Attributes:
-        root: The folder of all of these.
+        root: The folder that contains the project, both channels, the stack and the home folder.
         template: A copy of `root` as it was before the first command.
         public: The published channel.
         forks: Runs the driver.

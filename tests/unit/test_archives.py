@@ -239,7 +239,7 @@ def test_mutants(
 ) -> None:
     """A damaged archive is refused, or unpacked inside its folder only.
 
-    It need not be detected as damaged here, because the sha256 of a source is checked elsewhere.
+    unpack() need not detect the damage, because the sha256 of a source is checked elsewhere.
     """
     tally = Tally(f"archive {name}", record_property)
     (tmp_path / "space").mkdir()

@@ -218,7 +218,7 @@ def test_help_names_no_type_of_python(words: tuple[str, ...]) -> None:
 def test_completion_of_a_shell() -> None:
     """The driver completes a word when the shell sets these variables.
 
-    `./forge --install-completion` has the shell do so.
+    The command `./forge --install-completion` configures the shell to set them.
     """
     variables = {"_FORGE_COMPLETE": "complete_bash", "COMP_WORDS": "forge pl", "COMP_CWORD": "1"}
     assert drive(CHECKOUT, **variables).stdout.split() == ["plan"]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Before a build, each environment of the plan is solved.
 
-If one cannot be solved, its recipe is not built, nor are those that need it. All others are built.
-In these tests conda-forge is a folder with a few records, served on loopback. Nothing is built.
+If an environment cannot be solved, its recipe is not built, and neither are the recipes that need
+it. All other recipes are built. In these tests, conda-forge is a folder with a few records, which
+is served on loopback, and nothing is built.
 """
 
 import json
@@ -136,9 +137,9 @@ def test_what_solves_is_not_named(mini: MiniProject, solve: Solve) -> None:
 
 @pytest.mark.parametrize("kind", ["build", "host", "run"])
 def test_a_missing_package(mini: MiniProject, solve: Solve, kind: str) -> None:
-    """The recipe that requires it is not built, nor are those that need this recipe.
+    """A recipe that requires a missing package is not built, and neither are its dependents.
 
-    It does not matter whether they need it to build, to run or for a test.
+    It does not matter whether the dependents need the recipe to build, to run or for a test.
     """
     recipe(mini, "alpha", **{kind: ["delta >=1", "gamma"]})
     recipe(mini, "beta", run=["alpha"])
@@ -212,7 +213,7 @@ ZETA: list[Package] = [
 
 
 def test_a_conflict_in_the_second_test_with_one_python(mini: MiniProject, solve: Solve) -> None:
-    """All other environments can be solved: also that of the first test, and those for 3.12."""
+    """Only the environment of the second test, with Python 3.13, cannot be solved."""
     tests = [{"script": ["true"], "requirements": {"run": specs}} for specs in ([], ["zeta"])]
     recipe(mini, "alpha", tests, host=["python"], run=["python", "gamma >=2"])
     recipe(mini, "beta", host=["python"], run=["python", "zeta"])
@@ -296,8 +297,8 @@ def test_what_is_built_is_taken_as_it_is(
 ) -> None:
     """The environments of a package that is built already are not solved again.
 
-    For the recipes that need it, the requirements of the package itself count, not those of its
-    recipe.
+    For the environments of its dependents, the requirements of the package itself count, not those
+    of its recipe.
     """
     recipe(mini, "alpha", run=["nowhere"])
     recipe(mini, "beta", run=["alpha", "gamma"])

@@ -70,7 +70,8 @@ def find_contradictions(name: str, state: State, on_host_base: str) -> list[str]
     Args:
         name: The name of the recipe.
         state: The claims: the result of package_tables.read_state.
-        on_host_base: What `plan` does with the recipe there: "build", "skipped" or "provided".
+        on_host_base: The action of `plan` for the recipe on the host base: "build", "skipped" or
+            "provided".
     """
     problems = []
     for _, page in state.values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""If a system call fails, or the driver is killed at one, nothing is lost.
+"""If a system call fails, or the driver is killed at a system call, nothing is lost.
 
 A test selects the N-th call of a kind whose path contains some text (support/faults.c).
 """
@@ -100,7 +100,7 @@ def test_a_record_that_rattler_does_not_see_fail(world: World) -> None:
     world.require_done("install")
 
 
-# By default, only one in five kills is tried. With FORGE_KILLS, all are.
+# By default, only one in five kills is tried. With FORGE_KILLS, all kills are tried.
 STEP = 1 if os.environ.get("FORGE_KILLS") else 5
 # The command, and the number of the call at which the driver is killed. Calls that change a file
 # count: publish has about 600 of them, install 150 and lock 28.

@@ -28,7 +28,7 @@ PROMISOR = """
     promisor = true
     partialclonefilter = blob:none
 """
-# Configuration of a hostile repository, each by the feature that would run a program. COMMAND
+# Configurations of hostile repositories, by the feature of git that would run a program. COMMAND
 # stands for the program, REPOSITORY for the repository and HOOKS for a folder of hooks.
 CONFIGURATIONS = {
     "a file monitor": "[core]\nfsmonitor = COMMAND",
@@ -68,8 +68,8 @@ PATCH = """\
  * filter=x
 +# more
 """
-# Configurations that once did run a program. Further tests have the same ones in other places, such
-# as an included file.
+# Configurations with which the driver once did run the program. Further tests put these
+# configurations into other places, such as an included file.
 DANGEROUS = ["a file monitor", "a filter", "a promisor by uploadpack", "a promisor by ssh"]
 
 
@@ -228,7 +228,7 @@ def test_a_repository_that_is_elsewhere(
 
 
 def test_objects_of_another_repository(hostile: Hostile) -> None:
-    """A repository may have its objects in another one, whose configuration is not used.
+    """A repository may use the objects of another repository, whose configuration is not used.
 
     This is safe, because a hash identifies each object.
     """

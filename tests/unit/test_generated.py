@@ -124,7 +124,7 @@ def test_a_change_of_a_stack_changes_the_workspace_of_several(project: Path) -> 
 
 
 def test_several_stacks_keep_their_tables() -> None:
-    """Each is the feature that its own workspace has, in an environment of its own."""
+    """Each stack keeps the feature of its own workspace, and has an environment of its own."""
     several = tomllib.loads((CHECKOUT / generated.COMBINED_MANIFEST).read_text())
     for stack in generated.COMBINED_STACKS:
         own = tomllib.loads((CHECKOUT / f"stacks/{stack}/pixi.toml").read_text())

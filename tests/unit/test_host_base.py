@@ -287,16 +287,16 @@ def test_an_interrupted_host_base_is_made_by_the_next(
 
 
 def test_only_the_code_that_makes_packages_names_them() -> None:
-    """A package's name has the hash of wheels.py only, which makes the packages.
+    """A package's name has a hash of wheels.py, which makes the packages, and of no other code.
 
-    If it had the hash of more code, editing a message would make a gigabyte of packages again.
+    With a hash of more code, a gigabyte of packages would be made again after a message is edited.
     """
     assert sha256_file(Path(wheels.__file__)) == wheels.CODE
     assert "assemble_package" not in Path(hostbase.__file__).read_text()
 
 
 def test_a_lock_that_is_older_than_the_requirements(machine: HostBaseMaker, tmp_path: Path) -> None:
-    """Such a lock is refused before anything is fetched or built."""
+    """A lock that does not satisfy requirements.in is refused before anything is fetched."""
     pin(machine, write_wheel(tmp_path, "alpha"))
     (machine.recipe / "requirements.in").write_text("alpha>=2\n")
     with pytest.raises(ForgeError, match=r"pins alpha 1\.0, but alpha>=2 is required"):
@@ -523,7 +523,7 @@ def test_to_name_a_base_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_extras_of_other_wheels_count() -> None:
     """A package's file name changes with the requirements of an extra that it requires.
 
-    They are in the metadata of another wheel.
+    The requirements of the extra are in the metadata of another wheel.
     """
     app = wheel_metadata("app", "web[tls]")
     file_names = set()

@@ -113,7 +113,7 @@ def test_a_lost_image_fails(tmp_path: Path, emulator: Path) -> None:
 
 
 def test_other_images_are_not_counted(tmp_path: Path, emulator: Path) -> None:
-    """Images whose problem is not in the list are not compared. The output has their number.
+    """Images whose problem is not in the list are not compared, but the output has their number.
 
     The list has the problems of the smallest set of kernels, and a package may have a larger set.
     """
@@ -124,7 +124,7 @@ def test_other_images_are_not_counted(tmp_path: Path, emulator: Path) -> None:
 
 
 def test_without_a_disassembler(tmp_path: Path, emulator: Path) -> None:
-    """All costs except for the matrix instructions are compared. The output states this."""
+    """All costs except matrix instructions are compared, and the output names this exception."""
     images = write_image(tmp_path / "new")
     status, output = check(tmp_path, emulator, images, NO_LLVM="1")
     assert status == 0 and output.startswith("SKIPPED, matrix instructions were not counted: ")
@@ -134,7 +134,7 @@ def test_without_a_disassembler(tmp_path: Path, emulator: Path) -> None:
 
 
 def test_the_committed_list() -> None:
-    """The list is sorted, as `write` sorts it. Attention kernels have matrix instructions."""
+    """The list is sorted as by the action `write`. Attention kernels have WMMA instructions."""
     kernels = kernel_costs.read_list(CHECKOUT / "recipes/aotriton/kernels.tsv")
     assert kernels == sorted(set(kernels))
     attention = [kernel for kernel in kernels if "preprocess" not in kernel.name]

@@ -142,7 +142,7 @@ def test_two_packages_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_list_is_committed(package: str) -> None:
-    """Each list is sorted, as `write` sorts it, and has kernels with matrix instructions."""
+    """Each list is sorted as by the action `write`, and has kernels with WMMA instructions."""
     file = CHECKOUT / f"recipes/{package}-kernels-gfx1151/kernels.tsv"
     kernels = kernel_costs.read_list(file)
     assert kernels == sorted(set(kernels))

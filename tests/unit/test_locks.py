@@ -65,8 +65,8 @@ def test_every_record_is_one_of_conda_forge() -> None:
 def find_problems(folder: Path, text: str) -> list[str]:
     """Return the reasons why the committed lock does not satisfy a manifest.
 
-    `pixi lock --check` would find the same. It needs conda-forge, whereas this solves with the
-    locked records only.
+    `pixi lock --check` would find the same problems. That command needs conda-forge, but this
+    function solves with the locked records only.
     """
     (folder / "pixi.toml").write_text(text)
     manifest = Manifest.load(folder / "pixi.toml")

@@ -66,9 +66,10 @@ def lock(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lock
 
 @pytest.mark.parametrize("name", STARTS)
 def test_our_channel_after_and_before_conda_forge(lock: Lock, name: str) -> None:
-    """Our channel after conda-forge changes nothing. Before it, our pytorch is selected.
+    """The order of the channels decides whose pytorch is selected.
 
-    Requirements that our build does not satisfy are refused then.
+    If our channel follows conda-forge, nothing changes. If it precedes conda-forge, our pytorch is
+    selected, and requirements that our build does not satisfy are refused.
     """
     requirements, is_refused = STARTS[name]
     assert lock(requirements, ["theirs"]) == "theirs"

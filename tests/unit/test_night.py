@@ -142,8 +142,9 @@ def test_a_step_that_fails(fails: str, steps: list[str], owner: Owner) -> None:
 def test_thirty_kills(tmp_path: Path) -> None:
     """After a kill there is a complete archive, and the next night succeeds.
 
-    Only a kill before the first four operations leaves none. To reserve room for the archive, the
-    script removes a file and writes one. It then writes the archive into that file and renames it.
+    Only a kill before one of the first four operations leaves no archive. To reserve disk space for
+    the archive, the script removes a file and writes a file. Then it writes the archive into this
+    file and renames it.
     """
     for number in range(1, 61, 2):
         owner = Owner(tmp_path / f"{number}")

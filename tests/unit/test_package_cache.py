@@ -33,9 +33,9 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_offered(archive: Path) -> None:
-    """A package replaces another one of its name in the cache.
+    """A package replaces another package of its name in the cache.
 
-    It has the mark by which rattler recognizes it.
+    The new package has the mark by which rattler recognizes it.
     """
     folder = cache_folder() / "a-1-0"
     folder.mkdir(parents=True)

@@ -214,9 +214,9 @@ def test_a_cold_cache_fails_a_build_once(
 ) -> None:
     """A build whose dependencies cannot be resolved is attempted once more.
 
-    Two builds that unpack the same package into an empty cache at the same time may fail so. They
-    did in 5 of 13 trials, and a second attempt never did. A second failure is reported, and so is
-    the failure of a script.
+    Two builds that unpack the same package into an empty cache at the same time may fail in this
+    way. In 5 of 13 trials a build failed, and no second attempt failed. If a second attempt fails,
+    its failure is reported, and so is the failure of a script.
     """
     remaining = list(errors)
     received: list[object] = []

@@ -352,8 +352,8 @@ def test_a_malformed_cost_is_refused(change: dict[str, Any], message: str) -> No
 def test_memory_is_within_a_third_of_what_was_measured() -> None:
     """The memory that a recipe states agrees with the largest process in the rehearsal's record.
 
-    The two are independent: an estimate for the next build, and a dated measurement. The
-    measurement has a precision of 0.1 GiB.
+    The two numbers are independent facts: the recipe has an estimate for the next build, and the
+    record has a dated measurement. The measurement has a precision of 0.1 GiB.
     """
     costs_by_name = compute_costs()
     text = (CHECKOUT / "docs/evidence/2026-11-25-rehearsal.md").read_text()

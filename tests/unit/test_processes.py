@@ -181,7 +181,8 @@ def test_a_job_that_a_signal_ends_has_failed(
 ) -> None:
     """A job that is ended by a signal has failed.
 
-    The kernel may kill a package test that uses too much memory. It must not count as passed.
+    The kernel may kill a package test that uses too much memory. Such a test must not count as
+    passed.
     """
     code = f"import os; os.kill(os.getpid(), {int(number)})"
     with pytest.raises(Failed, match=f"test failed .killed by signal {int(number)};"):

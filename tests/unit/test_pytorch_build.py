@@ -228,7 +228,7 @@ def test_what_is_left_for_the_outputs_to_copy(build: Build) -> None:
 def test_what_lies_there_beside_the_copies_of_the_package(build: Build) -> None:
     """Before setup.py installs torch, objects, libraries and sources of submodules are removed.
 
-    setup.py does not need them, and then writes another 4 GB.
+    setup.py does not need these files, and needs disk space, because it writes another 4 GB.
     """
     written = ["compile_commands.json", "caffe2/proto/caffe2_pb2.py"]
     for name in [*written, "lib/libtorch_cpu.so", "a/a.cpp.o", "lib/libdnnl.a", ".ninja_deps"]:
@@ -337,7 +337,7 @@ def list_files(*folders: Path) -> set[str]:
 def test_a_stop_in_each_stage(stage: str, build: Build, tmp_path: Path) -> None:
     """After a stop in any stage, the next run yields the same files as an uninterrupted one.
 
-    As with the driver, it has new environments and a new source tree.
+    As with the driver, the next run has new environments and a new source tree.
     """
     for name in ("build/a.o", "third_party/a/a.cpp", "third_party/a/LICENSE", "aten/b.cpp"):
         build.write(name, "x")

@@ -96,7 +96,7 @@ def test_a_package_is_not_tested_with_what_costs_more(either: RecipeSet) -> None
 def test_kernels_follow_what_they_are_compiled_from(recipes: RecipeSet, changed: str) -> None:
     """Compiled kernels are rebuilt if their source or their compiler changes.
 
-    Older ones would be installed, but never used.
+    Kernels from another source or compiler would be installed, but never used.
     """
     assert "flash-attn-kernels-gfx1151" in recipes.dependents({changed})
 

@@ -156,7 +156,8 @@ def test_the_same_server_keeps_it(
 ) -> None:
     """A redirect to the same server keeps the key.
 
-    GitHub redirects to itself after a repository was renamed. It soon answers 403 without a token.
+    After a repository was renamed, GitHub redirects to a URL on its own server. Without a token,
+    GitHub soon answers 403.
     """
     url = servers.urls[0]
     prefix = f"/{url.rpartition('/')[2]}"
@@ -176,7 +177,7 @@ def test_a_question_that_is_sent_elsewhere(
 ) -> None:
     """A redirect of a POST never sends the key to another server.
 
-    301, 302 and 303 turn it into a GET. 307 and 308 are an error.
+    The status codes 301, 302 and 303 turn the POST into a GET. 307 and 308 are an error.
     """
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     servers.redirects = {"/v1/completions": (code, f"{servers.urls[1]}/there")}

@@ -78,8 +78,9 @@ def test_users_own_value_stays(name: str, value: str) -> None:
 def test_a_value_of_another_project_is_not_set() -> None:
     """Activation sets no MIOPEN_DEBUG variable, and docs/rocm.md explains each one that it sets.
 
-    Other projects set some to disable solvers. MIOpen would then have too few on gfx1151, as
-    docs/rocm.md explains. The scripts have the values, and only the page has the reasons for users.
+    Other projects set some MIOPEN_DEBUG variables to disable solvers. With these variables, MIOpen
+    would have too few solvers on gfx1151, as docs/rocm.md explains. The scripts have the values of
+    our variables, and only docs/rocm.md has the reasons for users.
     """
     texts = "".join(file.read_text() for file in (RECIPE / "activation").iterdir())
     assert "MIOPEN_DEBUG" not in texts

@@ -64,7 +64,7 @@ HERE = "${CMAKE_CURRENT_LIST_DIR}/../../.."
 def test_paths_of_the_build_machine(
     tmp_path: Path, build: str, name: str, before: str, after: str
 ) -> None:
-    """mend_paths replaces the paths of AMD's build machine, and no text that looks similar.
+    """fix_paths replaces the paths of AMD's build machine, and no text that looks similar.
 
     Releases 7.13 to 10.0 have such paths and texts.
     """
@@ -97,7 +97,7 @@ def test_a_path_of_another_form_is_refused(tmp_path: Path, name: str, path: str)
 
 
 def test_other_texts_that_name_a_path_outside(tmp_path: Path) -> None:
-    """A path outside of the prefix is only reported if a script has it: it may never be called."""
+    """If a script has a path outside of the prefix, the path is reported, but is not a fault."""
     for name, text in {
         "bin/scan": '#!/usr/bin/env perl\nrealpath("/usr/lib/llvm-22/bin/clang");\n',
         "bin/clean": "#!/usr/bin/env bash\n# as in /usr/lib/llvm\n",
@@ -140,9 +140,9 @@ def test_miopens_databases(tmp_path: Path) -> None:
 
 
 def test_all_may_read_the_tree(tmp_path: Path) -> None:
-    """open_tree lets everyone read the tree, and lets its owner write to each folder.
+    """set_permissions lets everyone read the tree, and lets its owner write to each folder.
 
-    Some files of MIOpen came readable for their owner only. In a folder without write permission,
+    In some archives, only the owner can read MIOpen's files. In a folder without write permission,
     no file can be removed.
     """
     database = tmp_path / "miopen/db/data"

@@ -52,9 +52,10 @@ def test_each_promise_names_its_tests(row: list[str]) -> None:
 
 
 def test_each_named_test_guards_something() -> None:
-    """The table says which test shows a promise, and GUARDS which code that test depends on.
+    """Each test that the table names fails without some guard.
 
-    These are two facts. A promise may have several guards, and each named test needs one.
+    The table states which tests show a promise, and GUARDS states which code a test depends on. A
+    promise may have several guards, but each named test needs at least one guard.
     """
     tests: set[tuple[str, str]] = set()
     for row in read_rows():

@@ -185,7 +185,7 @@ def test_triton_finds_a_compiler_without_activation(rendered: Rendered, solver: 
 
 
 # Names that build and host environments require without a version, and that conda-forge-pinning
-# does not pin. Somebody looked each of them up: no file of ours has this fact.
+# does not pin. These names were looked up by hand, because no file of ours has this fact.
 UNPINNED = {
     "ccache",
     "einops",

@@ -59,7 +59,7 @@ def test_report(tmp_path: Path) -> None:
 
 
 def test_what_is_skipped_is_named(tmp_path: Path) -> None:
-    """A skipped check is named with its reason, even if --only leaves out the check behind it."""
+    """A skipped check has a reason, even if --only leaves out the check on which it depends."""
     output = validate(f"doctor --root {tmp_path} --only doctor/vllm-memory", 3).stdout
     assert "1 skipped (doctor/vllm-memory): no gfx1151 GPU (see doctor/gpu)" in output
 
