@@ -102,7 +102,7 @@ def choose(build: Path, patterns: list[str]) -> None:
     """Keep only some images in Bare.cluster, and only their kernels in Bare.compile.
 
     Args:
-        build: The folder of both files.
+        build: The folder with Bare.cluster and Bare.compile.
         patterns: Regular expressions for the beginnings of the images' names FAMILY/NAME.
 
     Raises:
@@ -300,7 +300,7 @@ def in_processes(
     groups: list[list[str]],
     *arguments: str,
 ) -> Iterator[Done]:
-    """Call `work` for groups of rules in several processes, and print the progress now and then.
+    """Call `work` for groups of rules in several processes, and print the progress.
 
     The first failure ends the program with a message. If the program continued, an image could lack
     a kernel, and nobody would notice before this kernel is called on a GPU.

@@ -74,7 +74,7 @@ def multiply_scale(values: torch.Tensor, scale: torch.Tensor, size: int) -> torc
 
 
 def require_nearest(values, codes, scale, table, size, tolerance, case, keeps_sign=False) -> None:
-    """Require that each code is the one whose value is nearest to the scaled value.
+    """Require that each code is the code whose value is nearest to the scaled number.
 
     Args:
         values: The values that were quantised.
@@ -84,8 +84,8 @@ def require_nearest(values, codes, scale, table, size, tolerance, case, keeps_si
         size: The size of a block.
         tolerance: The largest allowed error of scales and codes.
         case: A description of the comparison, for the message.
-        keeps_sign: Also accept a neighbouring code if the nearest one has the other sign, because
-            optimisers keep the sign.
+        keeps_sign: Also accept a neighbour of the nearest code, if the nearest code has the other
+            sign than the number, because optimisers keep the sign.
     """
     rows = to_blocks(values, size)
     largest = rows.abs().amax(1)

@@ -62,7 +62,7 @@ def make_model() -> GatedDeltaNetForCausalLM:
 
 
 class Reference:
-    """The model for one sequence, as its paper and its configuration define it.
+    """The model for one sequence, as the model's paper and configuration define it.
 
     Attributes:
         weights: The weights by name, in float64.
@@ -150,7 +150,7 @@ def generate(model: GatedDeltaNetForCausalLM, tokens: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Compare the results. End the program at the first wrong one."""
+    """Compare the results. End the program at the first wrong result."""
     model = make_model()
     tokens = torch.randint(VOCAB_SIZE, (LENGTH,))
     weights = {}

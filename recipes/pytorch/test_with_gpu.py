@@ -4,8 +4,8 @@
 The test is skipped without a GPU, and on other GPUs.
 
 `strix-validate attention` checks attention completely, but pytorch cannot use strix-validate in its
-tests, because strix-validate requires pytorch. Convolutions are not tested: they fail with MIOpen
-of ROCm 10.0 (ROCm/MIOpen#3964), and a failed test would discard the result of a build of hours.
+tests, because strix-validate requires pytorch. Convolutions are not tested, because they fail with
+the MIOpen of ROCm 10.0 (ROCm/MIOpen#3964), and a failed test would discard a build of hours.
 """
 
 import sys

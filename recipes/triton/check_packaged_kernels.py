@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: Triton uses a kernel from a package, but never a damaged or a wrong one.
+"""Package test: Triton uses a kernel from a package, but never a damaged or a wrong kernel.
 
 Each compilation runs in a new process, with an empty user cache.
 """

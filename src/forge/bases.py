@@ -53,7 +53,7 @@ class Base:
         folder: The folder of the channel, or None if the channel is on a server.
         variants: The values of each variant key, with `overrides` applied.
         variant_files: The files that `variants` was read from.
-        overrides: Values that replace those in the files.
+        overrides: Values that replace the values in the files.
         base_tag: The prefix of the build strings of packages on this base; may be empty.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Processes of builds: how many compilers may run at once, and how to end all processes."""
+"""Limit the number of compilers that run at once, and find and end the processes of builds."""
 
 import contextlib
 import os
@@ -72,7 +72,8 @@ def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
     if engine.poll() is None:
         engine.kill()
     engine.wait()
-    # Repeat, because a process that waits for a disk dies later, and others may have been started.
+    # Repeat this, because a process that waits for a disk ends later, and other processes may have
+    # been started since.
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline:
         processes = set(job_processes(engine.pid, output))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The guards behind SECURITY.md: the code of each one, and a test that fails without it."""
+"""The guards for the promises of SECURITY.md: the code of each guard, and a test of this code."""
 
 from dataclasses import dataclass
 

@@ -133,12 +133,12 @@ def check_out(use: Use) -> None:
 
 
 def set_up_pixi(use: Use) -> None:
-    """prefix-dev/setup-pixi. It installs nothing: a test's machine has the test's mock of pixi."""
+    """prefix-dev/setup-pixi. Install nothing, because the machine has the test's mock of pixi."""
     use.take("pixi-version")
 
 
 def set_up_python(use: Use) -> None:
-    """actions/setup-python. It installs nothing: a machine has the Python that runs the tests."""
+    """actions/setup-python. Install nothing, because the machine has the Python of the tests."""
     use.take("python-version")
 
 
@@ -156,9 +156,9 @@ def stop_at(use: Use, point: str) -> None:
 
 
 def restore_cache(use: Use) -> None:
-    """actions/cache/restore: restore the newest entry whose key starts with one of the given keys.
+    """actions/cache/restore: restore the newest entry whose key starts with a given key.
 
-    The first of these keys that matches an entry decides.
+    If several keys are given, the first one that matches an entry decides.
     """
     path, key = use.take("path"), use.take("key")
     prefixes = [key, *use.take("restore-keys").split()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Mutate data of a kind that others write, and count the outcomes of reading it.
+"""Mutate data that strangers may have written, and count the outcomes of reading the mutants.
 
 Such data are, for example, locks, indexes and archives. A test mutates valid data and passes each
 mutant to a reader. Two outcomes are allowed: correct content, or an exception of the type

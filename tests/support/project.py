@@ -132,8 +132,8 @@ class MiniProject:
         done = drive(CHECKOUT, *arguments, **self.environment | environment)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         if arguments[0] in ("build", "build-all", "rebuild"):
-            # This imports the driver. plain_rendering imports this module, and has to show that
-            # recipes are rendered without the driver.
+            # Import contents only here, because it imports the driver. plain_rendering imports this
+            # module, and has to show that recipes are rendered without the driver.
             from support import contents
 
             contents.check(self.channel)

@@ -313,7 +313,7 @@ def test_the_environment(
 
 
 def test_a_moved_branch_changes_nothing(hostile: Hostile) -> None:
-    """If the cache's branch leads to another commit, the recipe's commit is used all the same."""
+    """Even if the cache's branch points to another commit, the recipe's commit is used."""
     hostile.require_accepted(True)
     cached = hostile.cache.path(hostile.source)
     done = subprocess.run(["git", "-C", cached, "mktree"], input=b"", capture_output=True)

@@ -100,8 +100,8 @@ REQUIREMENTS = (
 def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
     """If NVIDIA's wheels are left out, a package of stubs is required in their place.
 
-    The metadata of the wheel must not require them then. Otherwise `pip check` would report them as
-    missing.
+    In this case, the metadata of the wheel must not require NVIDIA's wheels, because `pip check`
+    would report them as missing.
     """
     file = write_wheel(tmp_path, "torch", requires=REQUIREMENTS)
     purl = PackageURL("pypi", None, "torch", "1.0", {"file_name": file.name})
@@ -474,7 +474,7 @@ def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, kind: signa
     path = f"{tmp_path / 'hangs'}{os.pathsep}{environment['PYTHONPATH']}"
 
     def is_halfway() -> bool:
-        # A glob would fail if the conversion removes a folder meanwhile. os.walk does not.
+        # Use os.walk, because a glob would fail if the conversion removes a folder during the walk.
         is_unpacked = any("long.py" in files for _, _, files in os.walk(output))
         return is_unpacked and bool(list(subdir.glob("short-*")))
 

@@ -117,7 +117,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
         (tmp_path / name).write_text(text)
     (tmp_path / "build/published").mkdir()
     (tmp_path / "build/published/0123").symlink_to(tmp_path / "public")
-    # These two are links to folders into which publish refused to write.
+    # Make two links in build/published to folders into which `publish` refused to write.
     (tmp_path / "build/published/thesis").symlink_to(tmp_path / "thesis")
     (tmp_path / "build/published/root").symlink_to("/")
     context = Context(root=tmp_path)

@@ -118,7 +118,7 @@ def test_a_night(owner: Owner) -> None:
 @pytest.mark.parametrize(
     ("fails", "steps"),
     [
-        ("build-all", STEPS[:2]),  # There is nothing to publish then.
+        ("build-all", STEPS[:2]),  # If the build fails, there is nothing to publish.
         ("publish", STEPS),
         (
             "lock attention",

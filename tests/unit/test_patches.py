@@ -31,7 +31,7 @@ class Patched:
 
     Args:
         folder: The folder of the project and its files.
-        wheel: Whether the source is a wheel. The folder of patches is a source of its own then.
+        wheel: Whether the source is a wheel. If it is, the folder of patches is a second source.
 
     Attributes:
         patch: The patch.

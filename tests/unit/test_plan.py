@@ -287,7 +287,7 @@ def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> No
 def test_what_extra_states_is_no_reason_to_build(mini: MiniProject) -> None:
     """A change of `extra` in a recipe is no reason to build.
 
-    Otherwise a new evidence record would have PyTorch compiled for a night.
+    If it were a reason, PyTorch would be compiled for a night after each new evidence record.
     """
     recipe = mini.recipe("alpha") / "recipe.yaml"
     channel = Recorded(mini.channel)

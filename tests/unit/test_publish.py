@@ -279,8 +279,8 @@ def test_a_page_of_ours_is_written_anew(source: Source, target: Path) -> None:
 def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
     """A withdrawn build is in no form of the index any more.
 
-    With an older lock, it can be installed from a cache. Otherwise the error names the missing
-    file.
+    With an older lock, the build can be installed if it is in a package cache. If it is not, the
+    error names the missing file.
     """
     old = source.make("alpha")
     new = source.make("alpha", "2.0")

@@ -133,7 +133,7 @@ BASE = "runs-on: x, timeout-minutes: 1"
 def test_what_a_job_needs(repository: Repository) -> None:
     """After a failed or a skipped job, all jobs that depend on it are skipped.
 
-    A job with a condition of its own may run all the same.
+    A dependent job that has a condition of its own may run nevertheless.
     """
     run = repository.run(
         f"a: {{{BASE}, steps: [{{run: exit 3}}]}}\n"

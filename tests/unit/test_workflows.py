@@ -246,7 +246,7 @@ def test_no_step_works_past_the_driver() -> None:
 def test_a_job_ends_in_time_and_saves_what_it_has() -> None:
     """A build ends before the time of its job is up, so that later steps can save its results.
 
-    GitHub cancels a job that exceeds its time, and nothing is saved then.
+    GitHub cancels a job that exceeds its time, and the steps that would save results do not run.
     """
     job = load(GITHUB / "workflows/build.yml")["jobs"]["build"]
     assert job["timeout-minutes"] == 360, "GitHub's runners end a job after six hours"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: the copied CPython works in a prefix other than its original one."""
+"""Package test: the copied CPython works in another prefix than the original CPython."""
 
 import ctypes
 import hashlib

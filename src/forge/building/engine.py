@@ -262,7 +262,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Run the job and exit at once: the bindings sometimes abort while Python shuts down."""
+    """Run the job, and exit without shutting Python down, because the bindings may abort then."""
     end_with_parent()
     arguments = json.loads(Path(sys.argv[1]).read_bytes())
     status = 0

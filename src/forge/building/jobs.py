@@ -269,7 +269,7 @@ class LogFollower:
         for path in [*scripts, self.output / ENGINE_LOG]:
             try:
                 stream = path.open("rb")
-            except FileNotFoundError:  # rattler-build has replaced the folder meanwhile
+            except FileNotFoundError:  # rattler-build has replaced the folder since it was listed
                 continue
             key = (path, os.fstat(stream.fileno()).st_ino)
             if key in self._streams:

@@ -2,8 +2,8 @@
 """Carry out a plan: fetch, build and test packages, two at a time, and add them to the channel.
 
 A package is built in `build/staging/NAME`. When it is complete and its tests have passed, one
-rename moves it into the channel. A run can therefore be interrupted or killed at any point: the
-next run keeps the packages in the channel and builds the others.
+rename moves it into the channel. A run can therefore be interrupted or killed at any point. The
+next run keeps the packages in the channel and builds the other packages.
 """
 
 import contextlib
@@ -463,7 +463,7 @@ def read_unfetched(project: Project, steps: list[Step]) -> dict[str, str]:
         file = _locate_reason(project, step)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError):  # absent or damaged: the reason is unknown
+        except (OSError, ValueError):  # the file is absent or damaged, so the reason is unknown
             continue
         digest, _, reason = text.partition("\n")
         if reason and digest == step.digest_value:

@@ -28,7 +28,7 @@ def select_packages(
     withdrawn: Container[str],
     validated: Set[str] | None = None,
 ) -> dict[str, Record]:
-    """Return the packages of a local channel that have to be added to a published one.
+    """Return the packages of a local channel that have to be added to a published channel.
 
     The rules are applied to all packages that the published channel would have, so that two
     conflicting packages are refused even if they are published at different times, or from

@@ -295,7 +295,7 @@ class PublishedChannel:
         self._stage(staging, files)
         patch = _assemble_patch(staging, files, names)
         write_index(staging, repodata_patch=patch, force=True)
-        # Shards are named by their content. Old ones stay for clients that have an old index.
+        # Shards are named by their content. Old shards stay for clients that have an old index.
         for subdir in SUBDIRS:
             for shard in (staging / subdir).glob("shards/*"):
                 _rename(shard, self.folder / subdir / "shards" / shard.name)

@@ -414,7 +414,8 @@ def plan(context: typer.Context, as_json: Json = False, strict: Strict = False) 
             notes[row["recipe"]] = f"lacks {row['lacks']}"
     for name, note in notes.items():
         out.print(f"   {name}: {note}")
-    # The costs include recipes whose sources could not be fetched: the next run tries again.
+    # The costs include recipes whose sources could not be fetched, because the next run tries
+    # again to fetch them.
     unbuildable = runner.predict_skipped(ctx.recipes, steps, unsolved)
     lacks = print_costs(ctx, steps, unbuildable)
     if lacks:

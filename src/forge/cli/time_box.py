@@ -11,7 +11,7 @@ from typer import Option
 
 from forge.errors import ForgeError
 
-NOT_FINISHED = 75  # the exit code EX_TEMPFAIL of sysexits.h: the command can be run again
+NOT_FINISHED = 75  # EX_TEMPFAIL of sysexits.h, because the command can be run again
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 StopAfter = Annotated[

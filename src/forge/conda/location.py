@@ -104,7 +104,7 @@ def refuse_credentials(channel: str) -> None:
         return
     try:
         parts = urlsplit(channel)
-        _ = parts.port  # raises for https://user:password/x: the password is parsed as the port
+        _ = parts.port  # raises for https://user:password/x, whose password is parsed as a port
     except ValueError:
         raise ForgeError("malformed channel URL") from None
     has_user = "@" in unquote(parts.netloc)

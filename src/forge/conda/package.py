@@ -212,7 +212,8 @@ class Package:
     def require_safe(self, contents: bool = True) -> "Places":
         """Require that the package writes only inside its prefix and has exactly the listed files.
 
-        rattler installs each path in info/paths.json, even one outside the prefix: see SECURITY.md.
+        rattler installs each path in info/paths.json, even a path that leads out of the prefix (see
+        SECURITY.md).
 
         Args:
             contents: Compare the sha256 of each file, too.
@@ -469,8 +470,9 @@ def unpack(archive: Path, folder: Path) -> None:
 def _require_one_reading(archive: Path) -> None:
     """Raise Refused unless every program reads the same members from a .conda file.
 
-    Some programs read the central directory of a zip archive, others the header before each member.
-    So both have to list exactly the three members of a package, uncompressed and without gaps.
+    Some programs read the central directory of a zip archive, and other programs read the header
+    before each member. So the directory and the headers have to list the same members: the three
+    members of a package, uncompressed and without gaps.
     """
     name = stem(archive)
     expected = ["metadata.json", f"info-{name}.tar.zst", f"pkg-{name}.tar.zst"]

@@ -42,8 +42,8 @@ def _remove_abandoned(parent: Path) -> list[Path]:
     abandoned = []
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # its process may be removing it right now
-            # The folder may have no lock file: after an error, rattler continues to write for a
-            # while, and so makes the removed folder again.
+            # The folder may have no lock file, because rattler continues to write for a while after
+            # an error, and so makes the removed folder again.
             (folder / ".lock").touch()
             abandoned += remove_if_unlocked(folder / ".lock", [folder])
     return abandoned

@@ -19,8 +19,9 @@ from forge.conda.location import refuse_credentials
 from forge.errors import ForgeError, redact
 from forge.files import read_text
 
-# The allowed keys. Some are read. The others cannot change what is solved or installed here: the
-# platform is always this machine's, and only pixi uses tasks and packages from PyPI.
+# The allowed keys. Some keys are read. The other keys cannot change what is solved or installed
+# here, because the platform is always this machine's, and only pixi uses tasks and packages from
+# PyPI.
 TOP_LEVEL_KEYS = {
     "workspace",
     "dependencies",

@@ -4,7 +4,7 @@
 A package contains the recipe folder, the rendered recipe (sources and their hashes, patches,
 requirements, variant) and a digest of all files of this repository that the recipe reads. The same
 values are computed from the recipes of a checkout or a commit, and compared. The compiled files are
-not compared: to check them, build the package again.
+not compared. To check these files, build the package again.
 """
 
 import hashlib
@@ -139,7 +139,7 @@ def _find_recipe(package: str, project: Project) -> Path | None:
 def _compare_files(package: Package, folder: Path) -> list[str]:
     """Compare the recipe folder in a package with that of the project, without `extra`.
 
-    rattler-build does not pack all files of the folder. The content digest covers the others.
+    rattler-build does not pack all files of the folder. The content digest covers the other files.
     """
     packed = {}
     present = {}
