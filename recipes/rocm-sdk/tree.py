@@ -86,7 +86,7 @@ RUNTIME_LINKS = [
 RULES: list[tuple[str, tuple[str, ...]]] = [
     # folders of older trees, which are not needed at run time or by a compiler
     ("drop", ("libhipcxx/*", "src/*", "tests/*")),
-    # gdb: under GPL-3.0, and linked to five Pythons of the build machine
+    # gdb, which is under GPL-3.0, and is linked to five Pythons of the build machine
     ("drop", ("bin/*gdb*", "share/*gdb/*", "libexec/*gdb*", "include/gdb/*")),
     ("drop", ("share/info/*", "share/locale/*")),
     # tests, clients and samples, many of which have absolute RUNPATHs
@@ -378,8 +378,8 @@ def check_paths(tree: Path) -> list[str]:
     """Find paths of AMD's build machine that fix_paths did not change. Documentation is ignored.
 
     Returns:
-        A warning for each other text file with such a path. These are no faults, because a script
-        with such a path, for example, fails only if a user calls it.
+        A warning for each text file with such a path, except for CMake and pkg-config files. It is
+        not a fault, because a script with such a path, for example, fails only if a user calls it.
 
     Raises:
         Refused: A CMake or pkg-config file has such a path.

@@ -22,7 +22,7 @@ PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PIXI = tomllib.loads((CHECKOUT / "pixi.toml").read_text())
 GROUPS = PYPROJECT["dependency-groups"]
 TOOLS = {Requirement(word).name for word in [*GROUPS["test"], *GROUPS["lint"]]}
-# BUILDS has the requirements of builds; CHECKS has further ones, for tests and linters.
+# BUILDS has the requirements of builds. CHECKS has the further requirements of tests and linters.
 BUILDS = (CHECKOUT / "requirements.txt").read_text()
 CHECKS = (CHECKOUT / "requirements-dev.txt").read_text()
 

@@ -153,6 +153,7 @@ def test_a_pin_that_was_left_behind_is_found(
 ) -> None:
     """A pin that is out of date is reported.
 
-    For example, pybind11_abi was 4 here three months after conda-forge's torch was built with 11.
+    For example, our pin of pybind11_abi was still 4 three months after conda-forge had built its
+    torch with 11.
     """
     assert find_outdated_pins({key: [value]}, records)

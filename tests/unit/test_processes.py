@@ -106,7 +106,7 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 @pytest.mark.parametrize(
     ("script", "grace"),
     [
-        # A compiler ends at SIGTERM. It has a process group of its own, like those of ninja.
+        # A compiler ends at SIGTERM. As if ninja had started it, it has its own process group.
         (f'set -m; (trap "echo ended > words; exit" TERM; {WAITS_FOR_EVER}) & wait', 60),
         # A process that ignores SIGTERM is killed, and so is one that starts at SIGTERM.
         (f'trap "" TERM; {WAITS_FOR_EVER}', 1),

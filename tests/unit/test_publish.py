@@ -468,7 +468,7 @@ LISTS = [
 
 @pytest.mark.parametrize("text", LISTS)
 def test_a_damaged_list_of_withdrawals(text: str, source: Source, target: Path) -> None:
-    """A damaged list is an error. It is not read as an empty one, and no name in it as a path."""
+    """A damaged list is an error: it is not read as an empty list, and no name in it is a path."""
     dist = source.make("alpha")
     PublishedChannel(target).publish(source)
     (target / static.WITHDRAWN).write_text(text)

@@ -103,10 +103,10 @@ def _run_tests(
 
 
 def open_package(path: str) -> Package:
-    """Open a package, read its tests, and remove the files that were unpacked for that.
+    """Open a package, read its tests, and remove the files that were unpacked to read them.
 
-    Otherwise rattler-build would keep the unpacked files until the last test has ended. For
-    rocm-sdk, they are gigabytes.
+    rattler-build itself would keep the unpacked files until the last test has ended. For rocm-sdk,
+    these files have gigabytes.
     """
     package = Package.from_file(path)
     job_folder = os.environ["TMPDIR"]
