@@ -190,7 +190,7 @@ def test_a_test_for_a_python_that_is_missing(mini: MiniProject, solve: Solve) ->
 
 
 def test_a_conflict_of_one_python_alone(mini: MiniProject, solve: Solve) -> None:
-    """gamma is available for both Pythons, but in the version that alpha requires only for 3.12."""
+    """For Python 3.13, gamma is available only in a version that alpha does not accept."""
     recipe(mini, "alpha", host=["python"], run=["python", "gamma >=2"])
     recipe(mini, "beta", host=["python"], run=["python", "gamma"])
     reasons = solve(

@@ -272,7 +272,7 @@ def test_build_all_asks_a_terminal_before_it_starts(
 ) -> None:
     """The question is asked on the conda-forge base only, and after the costs."""
     set_machine(monkeypatch, 40, 24)
-    # Without this, a host base that is not current would be made.
+    # Replace HostBaseMaker.make, because the command would make a host base that is not current.
     monkeypatch.setattr(HostBaseMaker, "make", lambda *_: None)
     stdin = SimpleNamespace(isatty=lambda: is_terminal)
     monkeypatch.setattr("forge.cli.building.sys", SimpleNamespace(stdin=stdin))

@@ -403,7 +403,7 @@ def test_withdraw_from_nothing_makes_no_channel(target: Path) -> None:
 def test_a_published_file_that_is_lost(damage: str, source: Source, target: Path) -> None:
     """A published file that is missing or changed is an error, and nothing is changed.
 
-    After its withdrawal, publishing succeeds.
+    After the file is withdrawn, publishing succeeds.
     """
     dist = source.make("alpha")
     source.make("beta")
@@ -586,7 +586,7 @@ class Killed(BaseException):
 
 @contextlib.contextmanager
 def kill_before(rename: int) -> Iterator[None]:
-    """Kill a publication before its rename of this number, counted from 0, if there is one."""
+    """Kill a publication before its rename with the number `rename`, counted from 0."""
     rename_file = static._rename
     remaining = rename
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):

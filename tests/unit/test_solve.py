@@ -168,7 +168,7 @@ def test_a_skipped_recipe_that_another_needs_is_named() -> None:
 
 
 def test_torch_gets_no_eigen_5(rendered: Rendered, solver: Solver) -> None:
-    """torch 2.13 does not recognise Eigen 5: its build would clone another Eigen."""
+    """torch 2.13 does not recognise Eigen 5, so its build would clone another Eigen."""
     assert solver.solve(["eigen >=5"]) >= {"eigen"}
     environments = rendered.environments("pytorch")
     (host,) = [each for each in environments if each.label == "host of torch-build"]

@@ -91,7 +91,8 @@ def test_programs_that_a_reader_runs_count() -> None:
     assert peak > 256 << 10
 
 
-# Another loopback address. No other program uses its ports between the two servers of the test.
+# A loopback address that only this test uses, so that no other program takes the port of the test's
+# first server before its second server starts.
 ADDRESS = "127.77.1.1"
 
 

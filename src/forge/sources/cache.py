@@ -91,7 +91,7 @@ class Source:
 
 
 class SourceCache:
-    """The cache of sources. Its files are `build/sources/SHA256/FILE` and `COMMIT/NAME.git`.
+    """The cache of sources: `build/sources/SHA256/FILE` and `build/sources/COMMIT/NAME.git`.
 
     Attributes:
         folder: The folder of the cache.
