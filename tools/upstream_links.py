@@ -25,7 +25,7 @@ LINK = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)"
 PUBLIC = ("Accept", "User-agent")
 # Maximum bytes of an answer. A hundred releases with their notes have a hundredth of that.
 LIMIT = 1 << 26
-# The number of releases, from the first one after a commit, in which the commit is looked for.
+# The number of releases that are searched for a commit, beginning with the first one after it.
 RELEASES = 5
 PORTS = {"http": 80, "https": 443}
 UNKNOWN = "not known"

@@ -62,8 +62,8 @@ BUILD_PATH = re.compile(
 # removed from lists, because another machine does not have it or has another version.
 SYSTEM = rf"(?:-[LI])?/usr/(?:local/)?(?:include|lib\d*)(?:/{REST}+|(?!{REST}))"
 SYSTEM_ENTRY = re.compile(rf'(?<=");?{SYSTEM};|;{SYSTEM}(?=[;"])')
-# A path outside of the prefix that is refused. Not refused are /opt/rocm, where CMake files look
-# last, programs such as /usr/bin/env, and paths in comments.
+# A path outside of the prefix, which is refused. Three kinds of paths are not refused: /opt/rocm,
+# where CMake files look last, programs such as /usr/bin/env, and paths in comments.
 LEFTOVER = re.compile(
     rf"{START}/(?:__w|home|root|github|therock|workspace|build|usr/(?:local|include|lib\d*))/{REST}*"
 )

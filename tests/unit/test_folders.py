@@ -87,7 +87,7 @@ def lock(call: Call) -> tuple[list[str], str]:
     return ["lock", "app", "--channel", call.path], "default: 1 packages"
 
 
-# The command and its parameter that is a path.
+# For each command with a parameter that is a path, the function that prepares a call.
 PATH_PARAMETERS: dict[tuple[str, str], Callable[[Call], tuple[list[str], str]]] = {
     ("sources add", "files"): add,
     ("verify", "files"): verify,

@@ -40,7 +40,7 @@ LEFTOVERS = {
     "cache/pkgs/a-1-0.lock": {"cache/pkgs/.a-1-0aBcDeF"},
     "build/sources/.forge-x/.lock": {"build/sources/.forge-x"},
 }
-# Locks that include others. While such a lock is held, the leftovers of these others stay too.
+# Locks that include other locks. While such a lock is held, the leftovers of all of them stay.
 WIDER = {
     "channel/.lock": {"build/.lock"},
     "cache/pkgs/.cache.lock": {"cache/pkgs/a-1-0.lock"},

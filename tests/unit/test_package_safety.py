@@ -57,7 +57,7 @@ HOSTILE: dict[str, tuple[list[Member], str]] = {
     "info in the payload": ([file("info/paths.json")], "info"),
     "info is a link": ([link("info", "lib")], "info"),
 }
-# rattler unpacks these as ordinary files or not at all. So they are accepted.
+# rattler unpacks these members as ordinary files or not at all. So packages with them are accepted.
 HARMLESS: dict[str, Member] = {
     "not shortest": file("lib//x"),
     "folder upwards": special("../x", tarfile.DIRTYPE),

@@ -154,7 +154,7 @@ def test_a_stack_is_locked_for_a_python_by_its_number(tmp_path: Path, number: st
         (python_spec,) = [spec for spec in specs if parse_package_name(spec) == "python"]
         assert python_spec.startswith(f"python {number}.*")
         if number == "3.11":
-            # The records have no optree for 3.11, which torch requires.
+            # torch requires optree, of which the records have no build for Python 3.11.
             specs = [python_spec]
         records = solver.records(specs, STRIX_HALO)
         (python,) = [record for record in records if record.name.normalized == "python"]

@@ -82,7 +82,7 @@ def publish(
     reason = " ".join(reason.split())
     if bool(withdraw) != bool(reason):
         raise ForgeError("--withdraw and --reason go together: the page states the reason")
-    if not reason.isprintable():  # the channel's page could not be written with it
+    if not reason.isprintable():  # with such a reason, the channel's page could not be written
         raise ForgeError(f"--reason has a character that cannot be printed: {reason!a:.200}")
     _remember(ctx.project, folder)
     if withdraw:

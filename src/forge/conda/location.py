@@ -109,7 +109,7 @@ def refuse_credentials(channel: str) -> None:
         raise ForgeError("malformed channel URL") from None
     has_user = "@" in unquote(parts.netloc)
     has_token = "/t/" in unquote(f"{parts.path}/") or ";" in parts.path
-    if parts.scheme == "file":  # a folder may have such a name
+    if parts.scheme == "file":  # the path of a folder may look like one with a token
         has_token = False
     if has_user or has_token or parts.query or parts.fragment:
         raise ForgeError(

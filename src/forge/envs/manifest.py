@@ -130,7 +130,7 @@ class Manifest:
                 for channel, names in names_by_channel.items()
             }
         for table in (data, *data.get("feature", {}).values()):
-            table.pop("pypi-dependencies", None)  # pixi would access PyPI because of them
+            table.pop("pypi-dependencies", None)  # with this table, pixi would access PyPI
             dependencies = {}
             for package, requirement in table.get("dependencies", {}).items():
                 if package in excluded:
