@@ -35,7 +35,8 @@ def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
     assert answers["equal"] == [True, True, True]
     # The second result is from a custom operator.
     assert answers["device"][:2] == [True, True]
-    assert done.stderr.count("wave-instructions") == 3
+    assert answers["milliseconds"] > 0
+    assert done.stderr.count("wave-instructions") == 4
 
 
 def test_a_kernel_that_leaves_its_tensor_traps(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,7 @@ def _patch(torch) -> None:
     torch.cuda.current_stream = lambda _device=None: stream
     torch.cuda.device = type("device", (_OnlyOne,), {})
     torch.cuda.stream = type("stream", (_OnlyOne,), {})
+    torch.cuda.Event = _Event
     # Triton calls this function to get the stream of a launch.
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
     torch.version.hip = "7.2"
@@ -174,6 +176,30 @@ def _for_all_devices(custom_op):
 
 def _nothing(*_args, **_options) -> None:
     """Do nothing, because launches and copies are complete when their call returns."""
+
+
+class _Event:
+    """An event, at the time of the machine's clock at which it was recorded.
+
+    Triton's autotuner measures candidates with events. The times are those of the emulation.
+    """
+
+    synchronize = wait = _nothing
+
+    def __init__(self, *_args, **_options):
+        self._time = 0.0
+
+    def record(self, _stream=None) -> None:
+        """Record the time."""
+        self._time = time.perf_counter()
+
+    def query(self) -> bool:
+        """Return whether all work before the event is complete, which is always so."""
+        return True
+
+    def elapsed_time(self, end: "_Event") -> float:
+        """Return the milliseconds from this event to another one."""
+        return 1000 * (end._time - self._time)
 
 
 class _OnlyOne:
