@@ -114,7 +114,7 @@ SHORT = dict.fromkeys(("long-swapped", "hybrid", "drafts-cache"), 8000)
 FAULTS: list[tuple[str, set[str], str]] = [
     ("random", {"text"}, "as random weights do"),
     ("text-beyond-256", {"text"}, "from token 256 on a known text is guessed"),
-    ("garbage-31", {"prefill"}, "640 are over it"),
+    ("garbage-31", {"prefill"}, "640 exceed this bound"),
     ("garbage-513", {"prefill"}, "less likely than another"),
     ("beyond-256", {"recall-8192", "recall-32768"}, "depth"),
     ("short-window", {"recall-8192", "recall-32768"}, "attention at this length"),
@@ -336,7 +336,7 @@ def test_drafts_that_the_servers_own_prefill_finds_likely_fail_against_another()
         alone = compare(server, server)
         result = compare(server, plain)
     assert alone.state is State.SKIPPED
-    assert "or the one at --plain-url with it" in alone.reason
+    assert "or the server at --plain-url was started with it" in alone.reason
     assert result.state is State.FAILED
     assert "compared with the server without speculation" in result.reason
     assert "less likely" in result.reason

@@ -12,13 +12,13 @@ import os
 
 # torch and compiled kernels keep a million objects alive. With Python's default thresholds, the
 # garbage collector traverses them so often that it takes an eighth of a run's CPU time, and a third
-# where kernels are executed.
+# of it in runs that execute kernels without a GPU.
 gc.set_threshold(10_000, 10, 100)
 
 __all__ = ["GPUS", "TARGET", "VLLM_DEVICE_NAME"]
 
-#: Supported GPUs and their number of workgroup processors (HIP's `multiProcessorCount`), each of
-#: which is two compute units.
+#: Supported GPUs and their number of workgroup processors (HIP's `multiProcessorCount`). A
+#: workgroup processor consists of two compute units.
 GPUS = {
     "gfx1151": 20,
     "gfx1150": 8,

@@ -9,7 +9,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-#: The environment variable in which --seed reaches child processes; they draw random inputs too.
+#: The environment variable that passes --seed to child processes, which draw random inputs too.
 SEED = "STRIX_VALIDATE_SEED"
 
 
@@ -42,7 +42,7 @@ class Severity(StrEnum):
 
 
 class Size(StrEnum):
-    """How much of a tier runs; each size includes the ones before it."""
+    """How much of a tier runs; each size includes the smaller sizes."""
 
     QUICK = "quick"
     FULL = "full"
@@ -69,7 +69,7 @@ class Check:
     why: str = field(default="", compare=False)
 
 
-#: The check of a result before tiers.run_each replaces it by the real check.
+#: Stands for the check of a result until tiers.run_each sets the real check.
 PLACEHOLDER = Check("")
 
 
@@ -86,7 +86,7 @@ class Result:
         fix: The command that solves the problem of a finding.
         seconds: How long the check took.
         needs_reboot: Whether the fix takes effect only at the next start of the machine.
-        source: Links that replace the check's.
+        source: Links that replace those of the check.
     """
 
     check: Check
@@ -187,7 +187,7 @@ def is_named(id_: str, names: Iterable[str]) -> bool:
 
 
 def exit_code(states: Iterable[State]) -> int:
-    """Return 0 if every check that ran passed, 1 if one failed, 3 if nothing could be checked."""
+    """Return 0 if every check that ran passed, 1 if a check failed, 3 if no check could run."""
     distinct = set(states)
     if State.FAILED in distinct:
         return 1

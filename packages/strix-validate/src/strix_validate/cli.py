@@ -53,7 +53,7 @@ app = typer.Typer(
     epilog=EXIT_STATUS,
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # in rich's help, a flag would have the type <bool>
+    rich_markup_mode=None,  # rich's help would show the type <bool> for a flag
 )
 
 
@@ -224,8 +224,8 @@ def serve(  # noqa: PLR0913 (each argument is an option of the command)
 
     With --url, check that server instead; with only --model, start a server for that folder. The
     checks compare the server's answers with each other, test chat templates, tools and sampling
-    parameters, test answers up to the end of the context, and measure the speed. The number of
-    tokens that this takes is printed first.
+    parameters, test answers up to the end of the context, and measure the speed. The command
+    first prints how many tokens the checks take.
     """
     run_and_exit(
         ["serve"],
@@ -323,7 +323,7 @@ app.command()(tune_command.tune)
 
 @contextlib.contextmanager
 def _exit_if_missing(purpose: str) -> Iterator[Console]:
-    """End a command with status 3 if it needs a library that is not installed, or cannot run here.
+    """End a command with status 3 if a library that it needs is missing, or if it cannot run here.
 
     Args:
         purpose: A verb for what the command does, such as "compile"; it is part of the message.
@@ -354,7 +354,7 @@ def warm(
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Compile the attention kernels that no installed package contains, before the first request.
+    """Compile, before the first request, the attention kernels that no installed package contains.
 
     The kernels are compiled for gfx1151 into this user's Triton cache; no GPU is needed. With
     --model, the command first prints how many kernels no package contains, and an estimate of how
@@ -379,7 +379,7 @@ def compilations(
     only: OnlyOption = None,
     most: Annotated[
         int | None,
-        typer.Option(min=0, help="Fail if more kernels than this are compiled."),
+        typer.Option(min=0, help="Fail if more than this number of kernels are compiled."),
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
@@ -423,7 +423,7 @@ def list_checks(
     only: OnlyOption = None,
     kernels: Annotated[
         bool,
-        typer.Option("--kernels", help="List the kernels that packages installed instead."),
+        typer.Option("--kernels", help="List the kernels that packages installed, not the checks."),
     ] = False,
 ) -> None:
     """List every check with the bug that it would catch."""
@@ -456,7 +456,7 @@ def list_checks(
 def _describe_check(check: Check) -> str:
     """Return a check's title and what it catches."""
     if check.why.startswith(check.title):
-        # The title is the first sentence of the same text.
+        # The title is the first sentence of check.why.
         return check.why
     return f"{check.title}\n    catches: {check.why}"
 
@@ -481,7 +481,7 @@ def report(
     except record.BadRecord as error:
         raise typer.BadParameter(str(error)) from error
     except Exception as error:
-        # The record's schema does not describe measured values: any of them may break the page.
+        # The record's schema does not describe measured values, so that each may break the page.
         files = ", ".join(map(str, records))
         message = f"{files}: a measured value has a form that no check writes ({error!r:.200})"
         raise typer.BadParameter(message) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from strix_validate import TARGET
 from strix_validate.json_file import read_small_text
 
-#: Names of packages in conda channels, where they differ from PyPI's.
+#: Names in conda channels, by PyPI's name, of packages for which the two names differ.
 _CONDA_NAMES = {
     "torch": "pytorch",
     "matplotlib": "matplotlib-base",

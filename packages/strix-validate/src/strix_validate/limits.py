@@ -68,7 +68,7 @@ def read_log(file: Path) -> str:
 
 
 def read_last_lines(file: Path, number: int) -> str:
-    """Return the last lines within a log's last TAIL bytes, joined by " | "."""
+    """Return the last lines of a log, from its last TAIL bytes, joined by " | "."""
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - TAIL))

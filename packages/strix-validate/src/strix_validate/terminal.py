@@ -60,7 +60,7 @@ OnlyOption = Annotated[
 ]
 SkipOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="ID", help="Skip these checks; ID as for --only. Repeatable."),
+    typer.Option(metavar="ID", help="Skip these checks; ID is as for --only. Repeatable."),
 ]
 DeviceOption = Annotated[
     DeviceName,
@@ -106,8 +106,8 @@ PlainUrlOption = Annotated[
     str,
     typer.Option(
         metavar="URL",
-        help="A server that has the same model under the same name but no speculative decoding: "
-        "its tokens are compared with those of the server at --url.",
+        help="A server that has the same model under the same name but no speculative decoding. "
+        "Its tokens are compared with those of the server at --url.",
     ),
 ]
 QuestionsOption = Annotated[

@@ -14,7 +14,7 @@ from strix_validate.triton import launches
 #: Minimum and maximum number of timed calls.
 _MIN_REPEATS = 5
 _MAX_REPEATS = 500
-#: Bytes that are overwritten before each call on a GPU, more than its cache has.
+#: Bytes that are overwritten before each call on a GPU. The GPU's cache is smaller.
 _CACHE_BYTES = 256 * 2**20
 
 

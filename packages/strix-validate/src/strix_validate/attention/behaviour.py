@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check properties of scaled_dot_product_attention that a single comparison does not show.
 
-In reports, the docstring of a check's function is the reason for the check.
+Reports print the docstring of a check's function as the reason for the check.
 """
 
 import os
@@ -33,8 +33,8 @@ from strix_validate.checks import (
 from strix_validate.numerics import comparison, reference
 
 HALF = torch.float16
-#: Checks that are listed in float16 only. "large" is about float16's largest number, and "finite"
-#: uses both dtypes itself.
+#: Checks that are listed in float16 only. The check "large" tests scores above float16's largest
+#: number, and the check "finite" tests both dtypes itself.
 _FLOAT16_ONLY = ("large", "finite")
 _SUFFIX = "-bfloat16"
 
@@ -77,7 +77,7 @@ class Watched:
     Attributes:
         name: Name of the route, a key of sdpa.ROUTES.
         dtype: Dtype of the tensors that a check passes.
-        unwatched: The route without the test for the backend.
+        unwatched: The route without the test which backend ran.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -120,7 +120,7 @@ def _differentiate(out: Tensor, leaves: list[Tensor], grad_out: Tensor) -> dict[
 
 
 def large(route: sdpa.Route, options: RunOptions) -> dict:
-    """Check scores above 65504, the largest number of fp16, which random inputs do not reach.
+    """Check scores above 65504, fp16's largest number. Random inputs give no such scores.
 
     A kernel that accumulates q k^T in fp16 gives NaN: https://github.com/ROCm/aotriton/pull/179
     """
@@ -144,8 +144,8 @@ def large(route: sdpa.Route, options: RunOptions) -> dict:
 def deterministic(route: Watched, options: RunOptions) -> dict:
     """Check that the same call gives the same bits.
 
-    Otherwise there is a race, or the kernel reads memory that nothing wrote. The gradients may
-    differ, because some kernels sum them with atomics:
+    If the bits differ, there is a race, or the kernel reads memory that nothing wrote.
+    Gradients may differ, because some kernels sum them with atomics:
     https://github.com/ROCm/aotriton/issues/183
     """
     repeats = {Size.QUICK: 5, Size.FULL: 100, Size.STRESS: 1000}[options.size]
@@ -200,8 +200,9 @@ def masked_row(route: Watched, options: RunOptions) -> dict:
 def nan(route: Watched, options: RunOptions) -> dict:
     """Check that NaN in q, k or v reaches the output and gradient of each query that uses it.
 
-    It must not reach another head or sequence. With a maximum that drops NaN, a broken layer gives
-    plausible numbers: https://triton-lang.org/main/python-api/generated/triton.language.maximum.html
+    The NaN must not reach another head or sequence. If a kernel's maximum drops NaN, a broken layer
+    gives plausible numbers:
+    https://triton-lang.org/main/python-api/generated/triton.language.maximum.html
     """
     for poisoned, causal in product(range(3), (False, True)):
         leaves = _draw_inputs(route, options, 2, 2, 130, 64)
@@ -216,8 +217,8 @@ def nan(route: Watched, options: RunOptions) -> dict:
             queries = slice(70, 71)
         columns = slice(3, 4) if poisoned == 2 else slice(None)
         name = "qkv"[poisoned] + (", causal" if causal else "")
-        # dk and dv are not judged: if a row's logsumexp is NaN, CUDA's kernels treat the row as one
-        # without keys
+        # dk and dv are not judged, because CUDA's kernels treat a row whose logsumexp is NaN as a
+        # row without keys.
         reaches_out = out[1, 0, queries, columns].isnan().all()
         require(reaches_out, f"NaN in {name} does not reach out")
         reaches_dq = results["dq"][1, 0, queries].isnan().all()
@@ -232,8 +233,8 @@ def nan(route: Watched, options: RunOptions) -> dict:
 def lse(route: Watched, options: RunOptions) -> Result:
     """Check the natural logarithm of the sum of exp(scores) that the operator returns.
 
-    The backward pass cancels an error in this logarithm, but code that merges partial results does
-    not. The logarithm was wrong by ln 2: https://github.com/pytorch/pytorch/issues/181645
+    In the backward pass, an error in this logarithm cancels. In code that merges partial results,
+    it does not. The logarithm was wrong by ln 2: https://github.com/pytorch/pytorch/issues/181645
     """
     if route.name == "efficient" and options.device == "cpu":
         raise CannotRun("No viable backend")
@@ -255,7 +256,7 @@ def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the logsumexp of a causal call; its rows are padded to a multiple of 32."""
+    """Return the logsumexp of a causal call, with rows that torch pads to a multiple of 32."""
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
     return operator(q, k, v, None, True, 0.0, True)[1]
 
@@ -265,11 +266,11 @@ LSE = {"flash": _flash_lse, "efficient": _efficient_lse}
 
 
 def dropout(route: Watched, options: RunOptions) -> dict:
-    """Check that dropout keeps the stated share of weights, scales them up, and varies.
+    """Check that dropout keeps the stated share of weights, and scales the kept weights up.
 
     The dropped weights must differ between calls, sequences, heads, queries and keys. The gradients
     must be those of the kept weights, with and without a causal mask. The seed of aiter
-    0.1.20.post1 is constant, so that it drops the same positions in every layer and step
+    0.1.20.post1 is constant, so that its dropout drops the same positions in every layer and step
     (patches/amd-aiter/0003-refuse-dropout.patch)
     """
     torch.manual_seed(derive_seed("dropout"))
@@ -286,7 +287,7 @@ def _check_dropout(
     p: float = 0.2,
 ) -> dict:
     """Check dropout with probability p in calls of n queries and keys."""
-    # all scores are equal and v is the identity matrix, so the output is the weights themselves
+    # all scores are equal and v is the identity matrix, so the output equals the weights
     q = torch.zeros(2, 4, n, n, dtype=route.dtype, device=device)
     k = _randn(2, 4, n, n, device=device, dtype=route.dtype, seed=1)
     v = torch.eye(n, dtype=route.dtype, device=device).expand(2, 4, n, n).contiguous()
@@ -325,7 +326,7 @@ def _check_kept_weights(out: Tensor, visible: Tensor, p: float) -> float:
     deviation = (p * (1 - p) / visible_kept.numel()) ** 0.5
     is_expected = abs(share - expected) < 5 * deviation
     require(is_expected, f"{share:.4f} of the weights kept, not {expected}")
-    # an equal weight is 1 / number of keys, divided by 1 - p
+    # a kept weight is 1 / (number of visible keys) / (1 - p), so each of these values is about 1
     value = (out.double() * visible.sum(-1, keepdim=True) * expected)[is_kept]
     limit = 2.1 * torch.finfo(out.dtype).eps
     require((value - 1).abs().max() < limit, "kept weights are not scaled by 1 / (1 - p)")
@@ -333,15 +334,15 @@ def _check_kept_weights(out: Tensor, visible: Tensor, p: float) -> float:
 
 
 def _check_patterns(is_kept: Tensor) -> None:
-    """Check that no two parts of an axis at a distance of a power of two drop the same weights."""
+    """Check that parts of an axis whose distance is a power of two drop different weights."""
     for axis, name in enumerate(("sequences", "heads", "queries", "keys")):
         for distance in (1, 2, 4, 8, 16, 32, 64, 128):
             if distance >= is_kept.shape[axis]:
                 break
             first = is_kept.narrow(axis, 0, distance)
             second = is_kept.narrow(axis, distance, distance)
-            # By chance, about two thirds of the choices are equal. If a pattern repeats with a
-            # tile, all are equal.
+            # By chance, about two thirds of the entries are equal. If a kernel repeats its pattern
+            # in each tile, all entries are equal.
             equal = (first == second).count_nonzero().item() / first.numel()
             require(equal < 0.8, f"{name} {distance} apart drop the same weights")
 
@@ -374,10 +375,10 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
 
 
 def captured(route: Watched, options: RunOptions) -> dict | Result:
-    """Check that a captured graph uses the values that its inputs have when it is replayed.
+    """Check that a captured graph reads the values that its inputs have at the time of a replay.
 
-    The check catches values of the captured call that are used again, and scratch memory that
-    another call has overwritten:
+    The check catches a replay that uses the values of the captured call, and a replay that reads
+    scratch memory which another call has overwritten:
     https://github.com/vllm-project/vllm/issues/32180
     """
     need_gpu(options, "only a GPU captures graphs")

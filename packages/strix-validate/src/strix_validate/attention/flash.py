@@ -326,7 +326,7 @@ def _make_options(
     lse: bool,
     scale: float | None,
 ) -> dict[str, Any]:
-    """Return those arguments of a call that are not tensors."""
+    """Return the arguments of a call that are not tensors."""
     options: dict[str, Any] = {
         "causal": causal,
         "window_size": window,
@@ -505,7 +505,7 @@ def _attend_to_cache(
     used: list[slice],
     **options,
 ) -> dict[str, Tensor]:
-    """Return the output, and lse if it is requested, for the used entries of each sequence."""
+    """Return the output of attention to each sequence's used entries, and lse if requested."""
     parts = []
     for i, entries in enumerate(used):
         own_q = q[i : i + 1]

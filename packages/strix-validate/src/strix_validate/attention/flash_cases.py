@@ -76,10 +76,10 @@ _SDIST_WINDOW_BUG = (
 _PASSED_ON = "an argument that the function for packed tensors does not pass on"
 _MASKS = "a wrong mask at a block's edge, or a causal mask aligned top-left instead of bottom-right"
 _GQA = "a query head that reads the wrong key/value head, or gradients not summed over the group"
-_CACHE = "keys written to the wrong row, or a change of cache_seqlens (aiter 0.1.20.post1)"
+_CACHE = "keys written to the wrong row, or cache_seqlens changed by a call (aiter 0.1.20.post1)"
 _EMPTY = (
-    "a sequence without keys whose logsumexp overwrites that of the next sequence, and whose zeros "
-    "overwrite the next head, also past the end of the tensors "
+    "a sequence without keys, of which the logsumexp overwrites that of the next sequence, and the "
+    "zeros overwrite the next head or memory after the tensors "
     "(flash_attn_triton_amd/fwd_prefill.py, sdist 2.8.3)"
 )
 _BATCH = "the first sequence read for all, or blocks after the 512th query or key left out"
@@ -91,7 +91,7 @@ _LSE = (
 _PADDED = "padding of the head dim to the next power of two that leaks into the result"
 _D512 = "silently wrong values above head dim 256: https://github.com/pytorch/pytorch/issues/189849"
 _LAYER = "a kernel that is correct, but not for this model's group of heads or head dim"
-_ALIBI = "slopes that are ignored, of another head or sequence, or of the wrong sign (MPT, Bloom)"
+_ALIBI = "slopes that are ignored, have the wrong sign, or are another head's or sequence's (MPT)"
 _ROTARY = (
     "angles that begin at 0 instead of the cache's length, neighbouring lanes rotated instead of "
     "halves or vice versa, or the lanes after the rotated ones lost"
@@ -101,8 +101,8 @@ _DECODING = (
     "sequence's keys are read"
 )
 _REFUSED = ("NotImplementedError",)
-#: The second exception is Triton's. It means that a tile of the head dim does not fit into the LDS,
-#: and that nothing was launched.
+#: OutOfResources is an exception of Triton. It means that a tile of the head dim does not fit into
+#: the LDS, and that no kernel was launched.
 _TOO_WIDE = (*_REFUSED, "OutOfResources")
 #: Models that have 3, 4 and 8 query heads for each head of keys, and head dims of 64 and 128.
 _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
@@ -111,7 +111,8 @@ _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
 def _model_cases() -> Iterator[FlashCase]:
     """Yield prompts with gradients, for each model's group of heads and head dim.
 
-    The cases of a quick run contain each pair of values.
+    A case has four values: group, head dim, function and mask. The cases of a quick run contain
+    each pair of these values.
     """
     builds = {}
     columns = []
@@ -220,9 +221,10 @@ def _length_cases() -> Iterator[FlashCase]:
 
 
 def _no_keys_cases() -> Iterator[FlashCase]:
-    """Yield cases with sequences without keys, which are the slowest of all.
+    """Yield cases in which some sequences have no keys.
 
-    They run in half precision only. The tier "emulated" has them too.
+    These cases are the slowest, so that they run in half precision only. The tier "emulated" runs
+    such cases too.
     """
     build = partial(flash.varlen, **flash.NO_KEYS)
     case = FlashCase("varlen-no-keys", build, _EMPTY, half_only=True)
@@ -396,7 +398,7 @@ CASES = (
             seqlen_k=40,
             infers=True,
         ),
-        "1 / sqrt(head_dim) instead of softmax_scale, in forward or backward",
+        "1 / sqrt(head_dim) used instead of softmax_scale, in the forward or backward pass",
         half_only=True,
     ),
     *_alibi_cases(),
@@ -450,7 +452,7 @@ CASES = (
             seqlen_q=330,
             seqlen_k=330,
         ),
-        "a window of several blocks of which the last are left out: " + _SDIST_WINDOW_BUG,
+        "the last blocks of a window that spans several blocks left out: " + _SDIST_WINDOW_BUG,
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -830,14 +832,15 @@ CASES = (
 
 
 def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
-    """Yield the cases of a data type. With the same seed, a case has the same random numbers."""
+    """Yield the cases of a data type. A case gets the same random numbers for the same seed."""
     for case in CASES:
         if case.half_only and dtype is torch.float32:
             continue
         yield replace(case, dtype=dtype)
 
 
-#: package_checks reads the public names below. The ids of flash-attn's checks have no prefix.
+#: The module `package_checks` reads the public names below. Ids of flash-attn's checks have no
+#: prefix.
 PREFIX = ""
 MODULE = "flash_attn"
 _COMPILES = (

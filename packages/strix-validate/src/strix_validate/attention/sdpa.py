@@ -45,7 +45,7 @@ _LEFT_OUT = {
 }
 #: The beginnings of the messages with which torch refuses arguments.
 _REFUSALS = ("No available kernel", "No viable backend", "invalid dtype for bias")
-#: The ends of warnings that do not explain a refusal.
+#: The ends of those warnings of torch that do not explain a refusal.
 _EMPTY_WARNINGS = ("runtime disabled.", "not used because:")
 #: A way to call scaled_dot_product_attention: by one backend, or with torch's choice of backend.
 Route = Callable[..., Tensor]
@@ -132,9 +132,10 @@ def skip_if_left_out(result: Result, kernels: str) -> Result:
 
 
 def _can_sums_exceed_bound(case: SdpaCase, dtype: torch.dtype) -> bool:
-    """Return whether the errors of sums in 16 bits can exceed a bound.
+    """Return whether errors of torch's sums in 16 bits can exceed the bound of a correct kernel.
 
-    They exceed it with the sink "query", and with some inputs in sums over a group of query heads.
+    They exceed the bound with the sink "query", and with some inputs if query heads share a head of
+    keys, because a gradient is then a sum over several query heads.
     """
     return case.sink == "query" or (dtype in HALVES and case.heads > case.kv_heads)
 
@@ -291,7 +292,7 @@ def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
 def describe_refusal(message: str, caught_warnings: list[warnings.WarningMessage]) -> str:
     """Return torch's refusal in one line, with the reasons in its warnings.
 
-    The warnings also give reasons for the other backends.
+    The warnings also give the reasons of backends that were not requested.
     """
     reasons = []
     for warning in caught_warnings:

@@ -54,7 +54,7 @@ class SdpaCase:
             "strided-values" is like "strided", but for v only.
             "cache" has k and v as the first part of longer tensors, with NaN in the rest.
             "summed" has the gradient of out.sum(), with strides of 0.
-        needs: The gradients that are computed, one letter each; m is that of the mask.
+        needs: Letters of the tensors whose gradients are computed; m is the mask.
         again: Whether the gradients are computed a second time from the same output.
         sink: See reference.with_sink.
         low: Level of reference.with_low_scores; 0 for none.
@@ -112,7 +112,7 @@ _BLOCKS = "the second block of 512 queries or keys left out, or the first sequen
 _LENGTH = "keys read after the last one, or rows of the last block not written"
 _GROUP = "a group of heads rounded up to a power of two, or a wrong head dim"
 _DECODE = "a wrong key/value head with one query, for which there are separate kernels (decoding)"
-_VALUE_DIM = "values read with the keys' head dim (in DeepSeek's MLA, these are 128 and 192)"
+_VALUE_DIM = "values read with the keys' head dim (DeepSeek's MLA: keys have 192, values 128)"
 _ONE_GRADIENT = (
     "a gradient that is correct only if the others are computed as well (LoRA, frozen layers)"
 )
@@ -139,7 +139,7 @@ def _sink_cases() -> Iterator[SdpaCase]:
         dtypes=HALVES,
     )
     yield replace(case, name="sink-key", sink="key", needs="q")
-    # only with this sink do the terms of the gradients of k and v have one sign
+    # with this sink alone, all terms of the gradients of k and v have the same sign
     yield replace(case, name="sink-query", sink="query", needs="qkv")
 
 
@@ -227,7 +227,7 @@ def _wide_mask_cases() -> Iterator[SdpaCase]:
 
 
 def _model_cases() -> Iterator[SdpaCase]:
-    """Yield prompts, and decoding from a static cache, with the heads of models.
+    """Yield cases with the heads of models: prompts, and decoding from a static cache.
 
     A quick run includes one model for each ratio of query heads to key heads.
     """
@@ -437,8 +437,9 @@ CASES = (
     SdpaCase(
         "least-mask",
         (
-            "NaN if a mask hides a whole tile by the smallest number of the dtype, which "
-            "becomes infinite in base 2: https://github.com/pytorch/pytorch/issues/110213"
+            "NaN if a mask hides a whole tile by adding the smallest number of the dtype, which "
+            "becomes infinite if the kernel computes in base 2: "
+            "https://github.com/pytorch/pytorch/issues/110213"
         ),
         batch=2,
         seqlen_q=40,
@@ -448,7 +449,7 @@ CASES = (
     ),
     SdpaCase(
         "learned-mask",
-        "the gradient of a bias that is scaled like q's, or is one head's for all heads",
+        "a gradient of the bias that is scaled like q's gradient, or is the same for all heads",
         batch=2,
         heads=2,
         kv_heads=2,
@@ -483,7 +484,7 @@ CASES = (
         head_dim=32,
         dtypes=HALVES,
     ),
-    # A quick run leaves this case out: it takes long, and on a CPU there is no grid.
+    # A quick run leaves this case out, because it takes long, and kernels for CPUs have no grid.
     SdpaCase(
         "heads-65568",
         (
@@ -555,7 +556,7 @@ CASES = (
     ),
     SdpaCase(
         "cross-causal-long",
-        "a kernel that skips queries after the last key: in torch's mask, these see all keys",
+        "a kernel that skips queries after the last key; in torch's mask, they see all keys",
         seqlen_q=133,
         seqlen_k=70,
         causal=True,

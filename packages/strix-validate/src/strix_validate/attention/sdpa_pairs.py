@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cases of scaled_dot_product_attention that combine the arguments that CASES varies one by one.
+"""Cases of scaled_dot_product_attention that vary several arguments at once.
 
-torch chooses a kernel by several arguments at once: the mask's form and dtype, the group of heads,
-dropout and strides.
+sdpa_cases.CASES varies them one by one, but torch chooses a kernel by several arguments together:
+the mask's form and dtype, the group of heads, dropout and strides.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ COLUMNS: dict[str, tuple] = {
 #: Pairs of columns, each with a function that returns whether two of their values fit together. All
 #: values of columns without a rule fit together.
 _RULES: tuple[tuple[tuple[str, str], Callable], ...] = (
-    # only an additive mask can have another dtype than the tensors, and only it has a gradient
+    # only an additive mask can have a gradient, or another dtype than the tensors
     (("mask", "mask_dtype"), lambda mask, dtype: not dtype or mask in ADDITIVE),
     (("mask", "needs"), lambda mask, needs: needs != "mask" or mask in ADDITIVE),
     # q, k and v that are packed in one tensor have the same size
@@ -81,7 +81,7 @@ def _make_case(values: Combination) -> SdpaCase:
         v_dim = head_dim * 3 // 4 // 8 * 8
     seqlen_q, seqlen_k = _LENGTHS[values["lengths"]]
     if values["dropout"]:
-        # The kept weights are read from the output, which needs as many lanes as there are keys.
+        # The kept weights are read from the output, so the output needs a lane for each key.
         seqlen_k = min(seqlen_k, v_dim - 8)
         if values["lengths"] == "equal":
             seqlen_q = seqlen_k
@@ -106,7 +106,7 @@ def _make_case(values: Combination) -> SdpaCase:
         causal=is_causal,
         attn_mask="" if is_causal else values["mask"],
         mask_dtype=values["mask_dtype"],
-        # 1 / (1 - 0.2) = 1.25 is exact in 16 bits, in which some kernels multiply
+        # some kernels multiply in 16 bits, in which 1 / (1 - 0.2) = 1.25 is exact
         dropout=0.2 if values["dropout"] else 0.0,
         layout=values["layout"],
         needs="qkvm" if values["needs"] == "mask" else values["needs"],

@@ -39,7 +39,7 @@ class Problem:
         q, k, v, grad_out = _draw_inputs(case, dtype, generator)
         attn_mask = build_mask(case, dtype, generator)
         reference_device = device if case.on_device else "cpu"
-        # The reference computes with each head of keys and values, also if they are expanded.
+        # The reference needs all heads, also where the case expands one head of keys and values.
         self._reference_inputs = [
             q.to(reference_device),
             k.expand(-1, case.kv_heads, -1, -1).to(reference_device),

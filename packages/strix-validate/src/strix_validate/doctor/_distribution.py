@@ -8,11 +8,11 @@ from strix_validate.doctor._verdicts import Fix
 from strix_validate.doctor.kernel_release import Release
 from strix_validate.doctor.tree import Tree
 
-#: Ubuntu's release by its codename, which derivatives such as Linux Mint name too.
+#: Ubuntu's releases by codename. Derivatives such as Linux Mint state Ubuntu's codename too.
 _UBUNTU = {"jammy": "22.04", "noble": "24.04", "resolute": "26.04"}
 #: Commands that update packages, by family.
 _UPGRADE = {
-    # Systems with an image: dnf cannot change /usr.
+    # These systems boot an image whose /usr dnf cannot change.
     "ostree": "sudo rpm-ostree upgrade",
     "fedora": "sudo dnf upgrade --refresh {fedora}",
     "arch": "sudo pacman -Syu",
@@ -92,7 +92,7 @@ def detect_family(tree: Tree) -> str:
 
 
 def find_ubuntu_release(tree: Tree) -> str:
-    """Return the release of Ubuntu, or of the one that a derivative builds on; "" elsewhere."""
+    """Return Ubuntu's release; for a derivative, the one that it is based on; otherwise ""."""
     if containers.detect(tree):
         return ""
     if tree.distribution["ID"] == "ubuntu":
@@ -146,14 +146,14 @@ def _suggest_upgrade_for_kernel(tree: Tree) -> str:
     if name == "debian" and version in ("11", "12"):
         if family == "proxmox":
             return "upgrade to Proxmox VE 9"
-        return "upgrade to Debian 13, whose backports have it"
+        return "upgrade to Debian 13, whose backports have a newer kernel"
     if name == "opensuse-leap":
         return "install kernel-default of the repository Kernel:stable:Backport, or Tumbleweed"
     if name == "manjaro":
         # Manjaro has a package for each series of kernels.
         return "sudo pacman -Syu && sudo mhwd-kernel -i linux618"
     if release and release.origin == "rhel":
-        return "sudo dnf upgrade --refresh kernel; if that stays too old, kernel-ml of ELRepo"
+        return "sudo dnf upgrade --refresh kernel; if that kernel is too old, kernel-ml of ELRepo"
     return ""
 
 
@@ -163,7 +163,7 @@ def _suggest_ubuntu_kernel(tree: Tree) -> str:
     if _has_newest_kernel(tree) or tree.distribution["ID"] == "pop":
         return upgrade
     if containers.detect(tree):
-        # The host's release is unknown in a container, so the command itself finds it.
+        # In a container, the host's release is unknown, so that the command itself reads it.
         return "sudo apt install linux-generic-hwe-$(lsb_release -rs)"
     release = find_ubuntu_release(tree)
     year = release[:2]
@@ -200,7 +200,8 @@ def suggest_new_firmware(tree: Tree) -> Fix:
 def add_initramfs_build(tree: Tree, command: str) -> str:
     """Return a command that changes /etc/modprobe.d, followed by the rebuild of the initramfs.
 
-    If a module is loaded from the initramfs, the copy of /etc/modprobe.d in the initramfs applies.
+    For a module that is loaded from the initramfs, only the copy of /etc/modprobe.d in the
+    initramfs counts.
     """
     build = _INITRAMFS.get(detect_family(tree))
     if build is None:

@@ -52,7 +52,7 @@ def hash_packages(prefix: Path) -> str:
 
 
 def read_file_limits() -> tuple[int, int]:
-    """Return the soft and the hard limit of open files; FILES stands for no limit."""
+    """Return the soft and the hard limit of open files, or FILES where there is no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = FILES

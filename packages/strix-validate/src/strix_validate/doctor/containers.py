@@ -18,8 +18,8 @@ _MARKS = {
 }
 #: Parts of the path of process 1's control group that name a manager.
 _GROUP_NAMES = ("lxc", "docker", "kubepods", "libpod")
-#: A number from which a limit means "no limit": version 1 of control groups then reports nearly
-#: 2**63 bytes.
+#: A limit of this number of bytes or more means "no limit". Version 1 of control groups reports
+#: nearly 2**63 bytes if there is no limit.
 _NO_LIMIT = 1 << 60
 
 

@@ -29,7 +29,7 @@ def measure(library: Path) -> dict[str, float]:
     """Measure the rate of copies in a process of its own.
 
     Args:
-        library: libamdhip64.so.
+        library: Path of libamdhip64.so.
 
     Returns:
         Bytes per second by kind of source.
@@ -86,7 +86,7 @@ def copies(tree: Tree) -> Result:
     if hardware.find_kernel_fault(tree):
         message += ": this is a known fault of the kernel"
         return warning(message, "see doctor/kernel", **measured)
-    message += f": the kernel {tree.release} stalls in copies, which doctor's table does not list"
+    message += f": the kernel {tree.release} has a fault that doctor/kernels.toml does not list"
     fix = "boot another kernel; until then load models without mmap"
     return warning(message, Fix(fix, needs_reboot=True), **measured)
 

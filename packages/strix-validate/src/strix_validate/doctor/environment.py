@@ -30,7 +30,8 @@ _ACTIVATION = {
     "ROCPROFILER_QUEUE_INTERPOSITION": "0",
     "MIOPEN_FIND_MODE": "FAST",
 }
-#: Packages whose updates make compiled kernels stale: conda's, wheels, and those of distributions.
+#: Packages whose updates make compiled kernels stale: packages of conda, wheels, and packages of
+#: Linux distributions.
 _COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 _COMPILER_WHEELS = ("rocm", "rocm_sdk_core", "triton", "pytorch_triton_rocm", "torch")
 _COMPILER_PACKAGES = ("rocm-core", "amdrocm", "hip-runtime-amd", "comgr", "libamdhip64")
@@ -166,8 +167,8 @@ def stray_rocm(tree: Tree) -> Result:
 
 def kernels(tree: Tree) -> Result:
     """Packages of compiled kernels fit the installed versions. Triton looks a kernel up by its
-    source, so that another build of flash-attn or vLLM compiles at its first call:
-    docs/validate.md"""
+    source. A build of flash-attn or vLLM with another source finds no kernel there, and compiles at
+    its first call: docs/validate.md"""
     if not tree.prefix:
         return fine()
     lists = kernel_lists.read_lists(tree.prefix)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The output of `strix-validate doctor --json`, which docs/validate.md describes to its readers."""
+"""The output of `strix-validate doctor --json`, which docs/validate.md documents."""
 
 import re
 from typing import Any, Literal
@@ -78,7 +78,7 @@ def _find_status(check: CheckRecord) -> Status:
 
 
 def _find_source(check: CheckRecord) -> str:
-    """Return the links of the result; without any, the one of the check."""
+    """Return the links of the result, or the check's link if the result has none."""
     if check.source:
         return check.source
     link = re.search(r"https://\S+|docs/\S+\.md", check.why)
@@ -86,7 +86,7 @@ def _find_source(check: CheckRecord) -> str:
 
 
 def _make_finding(check: CheckRecord) -> Finding:
-    # The reason of a skipped check comes from skips.toml; its own message is in measured["said"].
+    # skips.toml gives the reason of a skipped check. The check's own message is measured["said"].
     message = str(check.measured.get("said") or check.reason)
     return Finding(
         id=check.id,

@@ -27,11 +27,11 @@ from strix_validate.doctor.host import shorten_release
 from strix_validate.doctor.tree import DEVICES, Node, Tree
 from strix_validate.doctor.virtual_packages import REQUIRED, VARIABLES
 
-#: linux-firmware of this date has the bad MES.
+#: Date of the linux-firmware that has the bad version of MES, the GPU's scheduler.
 _BAD_FIRMWARE = "20251125"
 #: The first date of linux-firmware after the bad MES was withdrawn.
 _GOOD_FIRMWARE = "20260110"
-#: Versions of MES, the GPU's scheduler: one that hangs compute, and one with which a machine hung.
+#: Versions of MES: one that hangs compute, and one with which a machine hung.
 _BAD_MES = 0x83
 _SUSPECT_MES = 0x86
 _SUSPECT = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
@@ -48,7 +48,7 @@ _BLACKLISTS = (
 def _list_visibility_variables(tree: Tree) -> list[str]:
     """Return the variables that name the visible GPUs, in the order in which libraries apply them.
 
-    HIP numbers only the GPUs that ROCr shows. It reads CUDA's variable if its own is not set.
+    HIP numbers only the GPUs that ROCr shows. HIP reads CUDA's variable if HIP's is not set.
     """
     hip = "HIP_VISIBLE_DEVICES"
     if not tree.environ.get(hip):
@@ -254,7 +254,7 @@ def pixi(tree: Tree) -> Result:
     if detected == REQUIRED:
         return fine(**detected)
     if (tree.gpus and not tree.target_gpu) or tree.is_wsl:
-        # An override would make pixi install kernels of another GPU.
+        # No override is suggested, because pixi would then install kernels of another GPU.
         raise CannotRun(f"there is no {TARGET}")
     packages = [f"{name}={version}" for name, version in detected.items()]
     listed = ", ".join(packages) or "no AMD GPU"
@@ -377,7 +377,7 @@ def firmware(tree: Tree) -> Result:
     if mes == _BAD_MES:
         return _judge_bad_mes(tree, mes, version, measured)
     if mes == _SUSPECT_MES:
-        message = "MES 0x86 is loaded; a machine with it hung without a message under load of vLLM"
+        message = "MES 0x86 is loaded; under vLLM's load, a machine with it hung without a message"
         fix = Fix("if this machine hangs, install a newer linux-firmware", needs_reboot=True)
         if override:
             _, fix = override

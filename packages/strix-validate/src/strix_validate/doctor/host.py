@@ -14,7 +14,7 @@ from pathlib import Path
 from strix_validate.json_file import read_json_object
 from strix_validate.reporting.record import Device, Host, Package
 
-#: The distributions of Python whose versions a record has.
+#: Python distributions whose versions a record lists.
 _PACKAGES = (
     "strix-validate",
     "torch",

@@ -274,7 +274,7 @@ def _read_distributions(place: Place, name: str) -> Iterator[Distribution]:
         build, runtime = _find_build(version, facts_of_one)
         yield Distribution(name, version, installer, place, build, runtime)
     if facts and not folders:
-        # A build from source, or a package of a Linux distribution.
+        # Builds from source and packages of Linux distributions may have no dist-info folder.
         build, runtime = _find_build(facts.get("__version__", ""), facts)
         version = facts.get("__version__", "of an unknown version")
         yield Distribution(name, version, _UNKNOWN_TOOL, place, build, runtime)
@@ -296,7 +296,7 @@ def _find_build(version: str, facts: dict[str, str]) -> tuple[str, str]:
         facts: The values of torch/version.py.
     """
     local = version.partition("+")[2]
-    # rocm10.0.0, rocmsdk20250801, rocm7.14.0a20260612, rocm7.1.0.lw.git351ff442
+    # examples: rocm10.0.0, rocmsdk20250801, rocm7.14.0a20260612, rocm7.1.0.lw.git351ff442
     rocm = re.match(r"rocm(?:sdk)?(\d+(?:\.\d+)*(?:a\d{8})?)", local)
     if rocm:
         return "rocm", rocm[1]

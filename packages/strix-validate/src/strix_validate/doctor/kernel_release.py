@@ -94,8 +94,8 @@ class Runtime(BaseModel):
     """A row of [[runtime]]: versions of ROCm that fail on the fixed kernels.
 
     Attributes:
-        from_: The first version.
-        to: The first version after them.
+        from_: The first version that fails.
+        to: The first version that works again.
         source: Link.
     """
 
@@ -109,8 +109,8 @@ class Nightly(BaseModel):
     """A row of [[nightly]]: faulty nightly builds of ROCm.
 
     Attributes:
-        from_: The date of the first one, such as 20260609.
-        to: The date of the first one after them.
+        from_: The date of the first faulty build, such as 20260609.
+        to: The date of the first build after the faulty ones.
         symptom: The effect of the fault.
         source: Link.
     """
@@ -150,7 +150,7 @@ def parse(text: str) -> Release | None:
     if not numbers:
         return None
     major, minor, patch = (int(number or 0) for number in numbers.groups())
-    # 7.1.0-rc6-arch1-1, 7.1-rc6, 7.1.0-0.rc6.fc45, 7.1~rc6, 7.1.0-070100rc6-generic
+    # examples: 7.1.0-rc6-arch1-1, 7.1-rc6, 7.1.0-0.rc6.fc45, 7.1~rc6, 7.1.0-070100rc6-generic
     rc = re.search(r"(?:[-~.]|-\d{6})rc(\d{1,4})", text)
     candidate = int(rc[1]) if rc else _FINAL
     build = re.match(r"[\d.]+-(\d{1,5})(?![\d])", text)
@@ -184,9 +184,9 @@ def _is_at_least(release: Release, bound: str, kernel: str) -> bool:
 
 
 def find_first_fixed(release: Release | None = None) -> str:
-    """Return the first build with the fixes, in the numbers of the release's kernel.
+    """Return the first build with the fixes, in the numbering of the release's kernel.
 
-    Without a release, these are upstream's.
+    Without a release, the numbering is upstream's.
     """
     return _find_fixed_row(release).from_
 

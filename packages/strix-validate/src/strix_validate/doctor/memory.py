@@ -25,7 +25,7 @@ from strix_validate.doctor.vllm_memory import (
     read_memory_budget,
 )
 
-#: If the BIOS reserves more bytes than this for the GPU, the owner should first reduce that.
+#: If the BIOS reserves more bytes than this for the GPU, the owner should first reserve less.
 _LARGE_CARVE_OUT = 4 * GIB
 #: A limit is low if it is below this share of the memory.
 _LOW_SHARE = 0.75
@@ -34,7 +34,8 @@ _LOW_SHARE = 0.75
 _SHARED_MEMORY = GIB
 _GTTSIZE = "https://github.com/noamsto/nix-amd-ai/pull/96"
 _TWO_MODULES = "https://github.com/ROCm/legacy-rocm-build/issues/5595"
-#: Names in guides for gttsize and pages_limit that no driver has, by module.
+#: Misspelt names of the options gttsize and pages_limit, by module. Guides advise these names, but
+#: no driver has them.
 _MISSPELT = {
     "amdgpu": ("gtt_size", "ggtsize", "gtt"),
     "ttm": ("page_limit", "pages_limits", "page_limits"),

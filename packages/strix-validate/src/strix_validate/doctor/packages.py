@@ -27,7 +27,7 @@ _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
 _MOVE = "docs/move.md"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"
-#: A version of ROCm that one project's images contain with the fix.
+#: The version of ROCm in the images of kyuz0's toolboxes, which contain the fix of newer versions.
 _PATCHED_VERSION = (6, 4, 4)
 #: Programs that install from PyPI, whose torch for Linux is the build for CUDA.
 _PIP = ("pip", "uv", "uv-pixi", "poetry", "pdm")
@@ -116,7 +116,7 @@ def _read_records(python: Interpreter) -> dict[str, _CondaRecord]:
 def _select_torch(distributions: list[Distribution]) -> Distribution:
     """Return the environment's own torch, or the first one if the environment has none.
 
-    Python loads the environment's own torch after those that hide it are removed.
+    Python loads the environment's own torch once the distributions that hide it are removed.
     """
     for distribution in distributions:
         if distribution.place.is_in_environment:
@@ -296,7 +296,7 @@ def _judge_runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Resu
         message = f"torch {torch.version} brings a nightly build of ROCm that {nightly.symptom}"
         return error(message, fix, nightly.source)
     misfit = kernel_release.find_misfit(torch.runtime)
-    # Linux distributions patch the runtimes that they package.
+    # Linux distributions patch the ROCm that they package, so that its version proves no fault.
     is_wheel = torch.place.label != "the system" or _is_of_pip(torch)
     if torch.build != "rocm" or misfit is None or not is_wheel:
         return fine()
@@ -385,7 +385,7 @@ def runtime(tree: Tree) -> Result:
     fix = "install ROCm 7.2.1 or newer"
     numbers = {kernel_release.parse_version(version)[:3] for version in misfits}
     if numbers == {_PATCHED_VERSION}:
-        return remark(f"{message}; kyuz0's toolbox has a 6.4.4 with the fix", fix, **measured)
+        return remark(f"{message}; kyuz0's toolbox has a ROCm 6.4.4 with the fix", fix, **measured)
     if _loads_rocm_torch(tree):
         return remark(f"{message}; torch brings its own ROCm", fix, **measured)
     return warning(message, fix, **measured)

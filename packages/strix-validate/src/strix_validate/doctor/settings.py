@@ -220,7 +220,7 @@ def _judge_processor(tree: Tree) -> Result:
     preference = tree.read(f"{folder}/energy_performance_preference")
     fix = f"sudo cpupower frequency-set -g performance, or {_TUNED}"
     if governor == "powersave" and preference is None:
-        # Without a preference, powersave is the lowest clock.
+        # Without an energy preference, the governor powersave keeps the lowest clock.
         message = "the processor's governor is powersave: its clock stays at the lowest"
         return warning(message, fix, _GOVERNOR)
     if preference == "power":

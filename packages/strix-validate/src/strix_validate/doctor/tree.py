@@ -56,7 +56,7 @@ def find_first_version(output: str) -> str | None:
 def open_device(path: Path) -> None:
     """Open a device for reading and writing, as ROCm does.
 
-    Mode bits alone do not show whether a container or a sandbox allows it.
+    Mode bits alone do not show whether a container or a sandbox allows the access.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 

@@ -74,7 +74,7 @@ def _format_version(node: Node) -> str:
 
 
 def _has_driver(tree: Tree) -> bool:
-    """Return whether an AMD display adapter has the driver amdgpu: a GPU that KFD does not list."""
+    """Return whether an AMD display adapter, possibly not listed by KFD, has the driver amdgpu."""
     for folder in tree.glob("sys/class/drm/card*/device"):
         if not folder.parent.name.removeprefix("card").isdecimal():
             continue

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compute the memory that vLLM may use on Strix Halo, and the flags of `vllm serve` for it.
 
-The driver gives HIP one of two pools. By default it is the BIOS carve-out. If GTT may map more than
-the carve-out, it is the system's memory, up to TTM's limit of pages (amdgpu_ttm_init,
-amdgpu_amdkfd_get_local_mem_info).
+The driver gives HIP one of two pools. By default the pool is the BIOS carve-out. If GTT may map
+more than the carve-out, the pool is the system's memory, up to TTM's limit of pages
+(amdgpu_ttm_init, amdgpu_amdkfd_get_local_mem_info).
 """
 
 import math

@@ -11,7 +11,7 @@ whose values equal the defaults of its class. For each model_type the table has:
     parts: the model_type of each part.
     text: defaults for the text of a composed model without a text_config, if they differ from those
         of the text's own class.
-    beside: the same for keys that an existing text_config leaves out.
+    beside: such defaults for keys that an existing text_config leaves out.
 """
 
 import json

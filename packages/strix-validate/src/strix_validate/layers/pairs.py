@@ -19,7 +19,7 @@ _Pair = tuple[str, Any, str, Any]
 def pairwise(rows: Sequence[tuple[Row, Sequence[Hashable]]]) -> list[Row]:
     """Return few of the rows, in order, that together contain each pair of values of two columns.
 
-    Each step chooses the row that adds the most pairs; of several, the first.
+    Each step chooses the row that adds the most pairs, and the first of several such rows.
 
     Args:
         rows: Each row with the values of its columns.

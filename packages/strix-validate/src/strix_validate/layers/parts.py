@@ -305,7 +305,7 @@ def _attention_layers(text: Mapping, count: int) -> set[int] | None:
             return set(text[key])
     linear = text.get("linear_attn_config")
     if isinstance(linear, Mapping) and linear.get("full_attn_layers"):
-        return {n - 1 for n in linear["full_attn_layers"]}  # counted from one
+        return {n - 1 for n in linear["full_attn_layers"]}  # the file counts from one
     kinds = text.get("attn_type_list")
     if kinds:
         return {n for n in numbers if kinds[n % len(kinds)] == 1}

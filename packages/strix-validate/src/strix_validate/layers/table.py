@@ -90,7 +90,7 @@ class Model:
 def read_model(row: dict[str, Any]) -> Model:
     """Return the model that an entry describes. The entry may have further keys of config.json."""
     layers = read_layers(row)
-    # Whisper's config.json has other names for these three.
+    # Whisper's config.json has other names for the next three values.
     hidden_size = row.get("hidden_size") or row["d_model"]
     heads = row.get("num_attention_heads") or row["decoder_attention_heads"]
     intermediate_size = row.get("intermediate_size") or row.get("decoder_ffn_dim", 0)

@@ -2,8 +2,8 @@
 """Check bitsandbytes: NF4 weights, layers with such weights, and optimizers with 8-bit states.
 
 This module computes the tables of codes and the optimizers' steps in float64, without
-bitsandbytes. A code must be the one whose number is nearest. Results are compared with those in
-float64 from the codes on the device, so that the error of quantisation does not hide another one.
+bitsandbytes. A code is right if no number of the table is nearer. Results are compared with float64
+results of the same codes, so that the error of quantisation does not hide other errors.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,9 @@ _VECTOR = (ROWS * COLUMNS + 38,)
 _MATRIX = (ROWS, 96)
 #: Numbers in a block of an optimizer's state.
 _STATE_BLOCK = 256
-#: How much farther from a value its code's number may be than the nearest number of the table. On a
-#: CPU, bitsandbytes finds 8-bit codes in a table of 65,536 numbers, which is less exact.
+#: Allowed difference between a value's distance to the number of its code and its distance to the
+#: nearest number of the table. On a CPU, bitsandbytes finds 8-bit codes in a table of 65,536
+#: numbers, which is less exact.
 _SLACK = 4e-5
 _NF4 = (
     "NF4 that is wrong on one kind of GPU: "
@@ -195,14 +196,14 @@ def _read_weight(packed: Tensor, state: Any, values: Tensor) -> Tensor:
         scales = _read_nested_scales(state, largest)
     codes = _unpack_codes(packed, values.numel())
     weight = Codes(codes, scales.double(), nf4_table(), state.blocksize)
-    # bitsandbytes chooses the codes before it quantises the scales
+    # bitsandbytes chooses the weight's codes before it quantises the weight's scales
     with_exact_scales = replace(weight, scales=largest) if state.nested else weight
     with_exact_scales.require_right(values, "NF4")
     return weight.values().view(values.shape)
 
 
 def _read_nested_scales(state: Any, largest: Tensor) -> Tensor:
-    """Return dequantised scales, which were quantised as well; require that they are right.
+    """Return the dequantised scales of a weight with quantised scales; require right scales.
 
     Args:
         state: bitsandbytes' state of the quantised weight.
@@ -351,7 +352,7 @@ def step(
         group: Options of the optimizer's group of parameters.
     """
     options = [group["lr"], group["eps"], group["weight_decay"], *group["betas"][:2]]
-    # rounded to float32 as in the kernels: 0.999 is another number there
+    # the kernels round these options to float32, which changes, for example, 0.999
     lr, eps, decay, beta1, beta2 = torch.tensor(options).tolist()
     if name.startswith("Adam"):
         mean = beta1 * states[0] + (1 - beta1) * grad

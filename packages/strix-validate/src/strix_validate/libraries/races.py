@@ -2,8 +2,8 @@
 """Find races that make a result wrong now and then, without an error, when one wave is late.
 
 Each check runs many rounds. A check of a factorisation of torch.linalg multiplies the factors in
-float64, and compares the product with the factorised matrix. A check of gradients compares the
-gradient of an embedding, whose rows are sums over tokens.
+float64, and compares the product with the factorised matrix. A check of gradients computes the
+gradient of an embedding, whose rows are sums over tokens, and compares it with exact sums.
 """
 
 from functools import partial
@@ -45,7 +45,7 @@ _ROUNDS_ON_GPU = 50
 _ROUNDS_ELSEWHERE = 2
 #: Rows of a matrix: few enough for one wave, and as many as in the blocks in which races were seen.
 _SIDES = (12, 48)
-#: Allowed error of an element in units of rows * eps * the largest element. LAPACK came to 2.5.
+#: Allowed error of an element in units of rows * eps * the largest element. LAPACK's was 2.5.
 _FACTOR = 20
 #: Numbers of tokens. Up to 3072 tokens, torch uses the kernel in which the compiler dropped waits.
 _TOKENS = (48, 1024, 3000)

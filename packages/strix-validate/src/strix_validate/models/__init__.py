@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Report which models run on gfx1151: vLLM's choices for a config.json, and their proof."""
+"""Report which models run on gfx1151: vLLM's choices for a config.json, and their proofs."""
 
 __all__ = [
     "answer",

@@ -26,10 +26,10 @@ class ModelAnswer:
         refusal: vLLM's message if it refuses the model, or "".
         weights: Bytes of the weights; None if they cannot be counted.
         token: Bytes of a token in the KV cache; None if unknown.
-        compared: Whether the table was compared with this architecture.
+        compared: Whether the table was compared with vLLM for this architecture.
         tiles: Tiles of the experts' kernel, or "".
         uncounted: Parts of the model that `weights` does not include.
-        unproven: Parts that were not compared.
+        unproven: Kinds of layers that the table has no row for.
         is_estimate: Whether the count of the weights was never compared for this family of models,
             so that it may be too high.
         length: Maximum tokens of a request if no flag limits them; 0 if unknown.
@@ -332,7 +332,7 @@ def _memory_lines(result: ModelAnswer) -> list[str]:
 
 
 def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> list[str]:
-    """Return the command that serves a model on this machine, after flags that may be added."""
+    """Return lines with flags that may be added, then with the command that serves a model here."""
     lines = []
     if not result.refusal:
         flags, note = result.parsers

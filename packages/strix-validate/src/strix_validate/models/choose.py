@@ -41,7 +41,8 @@ _NODES = (
 _OPERATORS = ("_C", "_rocm_C", "_moe_C", "_C_cache_ops")
 #: Packages of the stack whose import needs a GPU, or that the sdist does not include.
 _PACKAGES = ("flash_attn", "triton_kernels")
-#: Classes of gates of experts, which are left out: most formats keep them in 16 bits, but not all.
+#: Classes of the gates of experts. Gates are left out, because only most formats keep them in 16
+#: bits.
 _UNQUANTIZED = ("GateLinear", "ReplicatedLinear")
 
 
@@ -250,7 +251,7 @@ def _choose(config: dict, folder: Path) -> dict:
 def _attention(layers) -> Iterator[tuple[str, str]]:
     """Yield part and name of the backends of attention layers."""
     for layer in layers:
-        # layers whose attention is not causal derive their own class from a backend's
+        # a layer without causal attention derives a class of its own from a backend's class
         backend = getattr(layer, "attn_backend", None) or getattr(layer, "backend_cls", None)
         if backend:
             yield ("attention", backend.get_name())

@@ -68,7 +68,7 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     if not isinstance(name, str) or not components:
         raise NoModel(f"{folder / INDEX} names no pipeline with components: is it diffusers'?")
     for component in components:
-        # the name of a folder beside the index, which must not lead to another place
+        # a component's name is that of a folder beside the index, and must not lead elsewhere
         if not re.fullmatch(r"\w[\w.-]*", component):
             raise NoModel(f"{folder / INDEX} names a component {component!a:.100}: is it damaged?")
     weights = {component: _count_bytes(folder / component) for component in components}

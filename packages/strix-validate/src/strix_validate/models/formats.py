@@ -24,7 +24,8 @@ _QUARK = {
     "fp4": ("float", 4),
     "mxfp4": ("float", 4),
 }
-#: Format for each quant_algo of ModelOpt that vLLM can read. `_modelopt_format` names the others.
+#: Format for each quant_algo of ModelOpt that vLLM can read. The function `_modelopt_format` names
+#: the formats of other values.
 _MODELOPT = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",

@@ -41,8 +41,8 @@ _KINDS = {
 }
 #: Types whose numbers are not packed.
 _PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
-#: Maximum numbers in an array, and maximum reads of a header. No real file exceeds them; without
-#: them, reading a damaged file may not end.
+#: Maximum numbers in an array, and maximum reads of a header. No real file exceeds these
+#: limits. Without limits, reading a damaged file may not end.
 _MAX_NUMBERS = 1 << 24
 _MAX_READS = 1 << 22
 #: Maximum length of an array that is read into the config.
@@ -255,7 +255,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _largest(value: Any) -> Any:
-    """Return the largest of a list of layers' values; another value as it is."""
+    """Return the largest value in a list of values for layers, or a single value as it is."""
     if isinstance(value, list) and value:
         return max(value)
     return value

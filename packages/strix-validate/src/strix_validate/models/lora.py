@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Read a LoRA's adapter_config.json: which model it belongs to, and the flags that serve both."""
+"""Read a LoRA's adapter_config.json: the LoRA's model, and the flags that serve them together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ _NAMES = {
     "hidden_dim": "intermediate_size",
     "tied_embeddings": "tie_word_embeddings",
 }
-#: The same names for keys of the part "moe".
+#: Names in a config.json, by their names in the part "moe" of a params.json.
 _EXPERTS = {
     "num_experts": "n_routed_experts",
     "num_experts_per_tok": "num_experts_per_tok",

@@ -41,7 +41,7 @@ _BYTES = {
     "nvfp4 by modelopt": 0.5 + 1 / 16,
     "nvfp4, weights alone": 0.5 + 1 / 16,
 }
-#: Bytes of a weight in formats that _BYTES lacks, since few formats have less than two bits.
+#: Assumed bytes of a weight in formats that _BYTES lacks. Few formats have less than two bits.
 _FEWEST_BYTES = 0.25
 #: Formats in which only experts are quantized, and the other matrices stay in 16 bits.
 _EXPERTS_ALONE = ("mxfp4",)
@@ -59,7 +59,8 @@ _COUNTED = {
 _TIED = ("gemma", "cohere", "command", "gpt2", "opt", "bloom", "falcon", "starcoder2", "whisper")
 #: Names of the encoders in messages.
 _ENCODERS = {"vision_config": "the encoder of images", "audio_config": "the encoder of sound"}
-#: Keys of sizes. One that table.toml does not list makes the count a lower bound.
+#: Keys of sizes. If a config.json has such a key that table.toml does not list, the count is a
+#: lower bound.
 _SIZE = re.compile(r"(size|dim|rank|heads|layers|experts|groups|mult|count|base)$")
 #: Bytes that no model exceeds.
 _MAX_BYTES = 1 << 60
@@ -122,7 +123,7 @@ def weights(config: Mapping) -> int:
 
 
 def _encoder_decoder_layers(text: Mapping, hidden: int) -> int:
-    """Count the layers of an encoder, and of a decoder that attends to it."""
+    """Count the weights in the layers of an encoder, and of a decoder that attends to it."""
     encoder_layer = 4 * hidden**2 + 2 * hidden * text["encoder_ffn_dim"]
     decoder_layer = 8 * hidden**2 + 2 * hidden * text["decoder_ffn_dim"]
     return text["encoder_layers"] * encoder_layer + text["decoder_layers"] * decoder_layer
@@ -190,7 +191,7 @@ def _mixer(text: Mapping, hidden: int, kind: str, number: int) -> int:
 
 
 def _heads(text: Mapping, hidden: int, kind: str, number: int) -> int:
-    """Count a layer of attention by heads: queries, keys, values, output, and a gate."""
+    """Count the weights of multi-head attention: queries, keys, values, output, and a gate."""
     heads = text["num_attention_heads"]
     kv_heads, head_dim = _kv_heads(text, kind)
     # Olmo Hybrid has a gated delta rule in other layers, but its attention has no gate
@@ -403,7 +404,7 @@ def _layer_inputs(text: Mapping, hidden: int, num_layers: int) -> int:
 
 
 def encoder_parameters(config: Mapping) -> int:
-    """Count an encoder of images, if its family's count was compared."""
+    """Count the weights of an image encoder; 0 if the count for its family was never compared."""
     vision = find_encoders(config).get("vision_config", {})
     depth = vision.get("depth") or vision.get("num_hidden_layers")
     if not depth or not _is_vision_counted(vision):
@@ -445,7 +446,7 @@ def _is_tied(config: Mapping) -> bool:
 
 
 def uncounted(config: Mapping) -> list[str]:
-    """Name the parts of a model that :func:`weights` leaves out, so that it is a lower bound."""
+    """Name the parts of a model that :func:`weights` leaves out. Its result is then too low."""
     text = find_text(config)
     names = []
     if "encoder_layers" not in text:
@@ -458,7 +459,7 @@ def uncounted(config: Mapping) -> list[str]:
         for name, part in find_encoders(config).items():
             if name == "audio_config" or not _is_vision_counted(part):
                 names.append(_ENCODERS[name])
-    # keys of the class itself were taken into account when the count was compared with the class
+    # the count was compared with transformers' class, so it takes the class's keys into account
     counted_keys = {*read_table()["known"], *defaults.list_keys(str(text.get("model_type")))}
     for key, value in _file_text(config).items():
         is_size = type(value) is int and value > 0 and _SIZE.search(key)

@@ -82,7 +82,7 @@ def read_length(config: Mapping, folder: Path | None = None) -> int:
 
 
 def _rope_factor(ropes: Sequence[Mapping]) -> float:
-    """Return the factor by which the last rope that scales lengthens the context."""
+    """Return the factor by which rope lengthens the context; the last rope with a factor counts."""
     factor: float = 1
     for rope in ropes:
         if _rope_type(rope) not in _SCALED and _is_number(rope.get("factor")):

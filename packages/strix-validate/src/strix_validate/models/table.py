@@ -241,7 +241,7 @@ def _experts_format(text: Mapping, form: str) -> str:
 
 @cache
 def _row(part: str, of: str) -> Row:
-    """Return a row of the table; for a format that it lacks, one by vLLM's registry of methods."""
+    """Return a row of the table, or one made from vLLM's registry if the table lacks the format."""
     for row in read_rows():
         if (row.part, row.of) == (part, of):
             return row

@@ -65,19 +65,19 @@ def bounds(
 ) -> dict[str, float]:
     """Return the largest error, as of :func:`max_error`, that each tensor may have.
 
-    The unit of the bound is the error of a correct kernel of the dtype under test on the same
-    inputs, which is that of `rounded`; docs/validate.md gives the reasons.
+    The unit of the bound is the error of `rounded`, the results of a correct kernel of the dtype
+    under test for the same inputs. docs/validate.md gives the reasons.
 
     In half precision, 4 units are allowed. Correct kernels came to 3.1 units (torch's on the CPU,
     grouped heads, bfloat16). flash-attention's own tests allow 2 and 3 times the error of attention
-    that rounds every intermediate, which is larger than a unit (tests/test_flash_attn.py,
+    that rounds every intermediate; this error is larger than a unit (tests/test_flash_attn.py,
     test_flash_attn_output). In float32, 10 units are allowed: the error of the kernels' fast exp2
     shows there, and correct kernels came to 4 units.
 
     The unit is at least eps(dtype) / 2 * max|exact|, the rounding of the result alone, because the
     error of a correct kernel can be zero by chance, for example with a single key. This minimum is
-    the same for all gradients: with one key, the gradients of q and k cancel to zero, but their
-    terms, which are as large as those of v's gradient, do not. The unit is also at least
+    the same for all gradients: with one key, the gradients of q and k are zero, because their terms
+    cancel, but these terms are as large as those of v's gradient. The unit is also at least
     eps(float32) * max|terms|, the rounding of the sums, for a gradient that is computed alone.
 
     lse is stored in float32 for any dtype. Its error is the relative error of the sum of weights. A
@@ -153,11 +153,11 @@ def rms_bounds(
 ) -> dict[str, float]:
     """Return the largest :func:`rms_error` that each tensor may have; see docs/validate.md.
 
-    The unit of the bound is the error of a correct kernel of the dtype, which is that of `rounded`.
-    It is at least the error of storing the result: errors that are uniformly distributed up to
-    eps / 2 * exact have a root mean square of this limit divided by sqrt(3). It is also at least
-    eps(float32) of the terms, the rounding of the sums. This minimum alone matters where the exact
-    value is zero.
+    The unit of the bound is the error of `rounded`, the results of a correct kernel of the dtype.
+    The unit is at least the error of storing the result: errors that are uniformly distributed up
+    to eps / 2 * exact have a root mean square of this limit divided by sqrt(3). The unit is also at
+    least eps(float32) of the terms, the rounding of the sums. Where the exact value is zero, only
+    this minimum counts.
 
     Args:
         exact: Results in float64.
@@ -277,9 +277,10 @@ def compare(
     """Return a pass if every expected tensor, and every element, is within its bounds.
 
     Each tensor has a bound from :func:`bounds` and, unless a factor is given, one from
-    :func:`rms_bounds`. The bound of :func:`drift` is a part of the latter, and a larger part for a
-    tensor of few elements. Each element has a bound of LOCAL_FACTORS in units of its own terms.
-    Without it, a kernel could leave out a small gradient altogether.
+    :func:`rms_bounds`. The bound of :func:`drift` is a share of the bound from :func:`rms_bounds`;
+    this share is larger for a tensor of few elements. Each element has a bound of LOCAL_FACTORS in
+    units of its own terms. Without a bound for each element, a kernel could leave out a small
+    gradient altogether.
 
     The record of the result includes the dtype and the size of the largest terms, from which the
     bounds follow.

@@ -11,8 +11,7 @@ from torch import Tensor
 
 #: The corner in which a causal mask's triangle ends; see :func:`mask`.
 Causal = Literal["top-left", "bottom-right"] | None
-#: Stands where a dtype may stand, and means the sums of the terms' magnitudes; see
-#: :func:`attention`.
+#: A value to pass instead of a dtype, for the sums of the terms' magnitudes; see :func:`attention`.
 TERMS = "terms"
 Precision: TypeAlias = torch.dtype | Literal["terms"]
 
@@ -394,8 +393,8 @@ def _multiply(
 def _sum_groups(x: Tensor, group: int, dtype: Precision) -> Tensor:
     """Return the gradient of each key/value head: the sum over the query heads that read it.
 
-    Each query head's gradient is rounded first: kernels without grouped heads store it, and then
-    sum the stored values.
+    Each query head's gradient is rounded first, because kernels without grouped heads store it, and
+    then sum the stored values.
     """
     of_query_heads = store(x, dtype).unflatten(1, (-1, group))
     return store(of_query_heads.sum(2), dtype)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Measure the cost of a compiled kernel: registers, spills, scratch, LDS, occupancy, WMMA.
 
-These numbers follow from the compiled file alone. They do not include the time of a kernel, but one
-that spills to scratch, or does not use matrix instructions, is slow on any machine.
+These numbers follow from the compiled file alone. They do not include the time of a kernel, but a
+kernel that spills to scratch, or does not use matrix instructions, is slow on any machine.
 """
 
 import io

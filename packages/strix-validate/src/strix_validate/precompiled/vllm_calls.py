@@ -30,9 +30,11 @@ _GIB_2 = 2**31
 #: Numbers of sequences in a batch. Triton compiles a separate kernel if an integer argument is 1,
 #: or a multiple of 16.
 _BATCHES = (1, 2, 16)
-#: Numbers of tokens of a step; products with FP8 weights in blocks use another tile for each.
+#: Numbers of tokens of a step. For each number, products with FP8 weights in blocks use another
+#: tile.
 _FP8_TOKENS = (1, 5, 16, 17, 32)
-#: Sizes of a token's vector. The number of blocks of 128 is a multiple of 16 for the first only.
+#: Sizes of a token's vector. The first size has 32 blocks of 128, a multiple of 16 blocks; the
+#: second size has 20.
 _FP8_SIZES = (4096, 2560)
 
 

@@ -104,7 +104,7 @@ def beyond_table(model: ModelLayers) -> ModelLayers:
 def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str:
     """Describe how many of vLLM's kernels for a model are in no package, and their compile time.
 
-    Triton lists the kernels for this. It does not compile them.
+    Triton lists the kernels, but does not compile them.
 
     Args:
         file: The model's config.json.

@@ -18,8 +18,8 @@ from strix_validate.json_file import read_small_file
 
 #: The version of the schema. It is raised when a field changes its meaning or is removed.
 SCHEMA = 2
-#: A run proves that packages work only if checks of all these tiers passed, at one of these sizes,
-#: with at least this number of compared tensors.
+#: A run proves that packages work only if checks of all tiers in _PROVING_TIERS passed, the size is
+#: in _PROVING_SIZES, and at least _PROVING_COMPARISONS tensors were compared.
 _PROVING_TIERS = {"doctor", "backend", "libraries", "attention"}
 _PROVING_SIZES = ("full", "stress")
 _PROVING_COMPARISONS = 1000

@@ -254,7 +254,7 @@ def _judge_stop(
     content: str,
     limit: int,
 ) -> None:
-    """Require that a chat's answer ends before a stop string; repeat it in case of a near tie."""
+    """Require that a chat's answer ends before a stop string; after a near tie, ask again."""
     stop = content[len(content) // 2 :][:4]
     expected = content[: content.index(stop)]
     if not expected.strip():
@@ -293,7 +293,7 @@ def judge_reply_stream(
 ) -> None:
     """Require that a streamed chat has the same text, calls and counts.
 
-    If the stream has another token at a near tie, both are requested again.
+    If the stream has another token at a near tie, both answers are requested again.
 
     Args:
         server: The server.
@@ -321,8 +321,8 @@ def judge_reply_stream(
 def _comparable(reply: Reply) -> dict:
     """Return the values of a reply that must be equal with and without streaming.
 
-    Parsers may strip blanks in only one of them, and give different finish reasons for a named
-    call, so these differences are removed.
+    Parsers may strip blanks only with or only without streaming, and may give different finish
+    reasons for a named call, so these differences are removed.
     """
     finish = reply.finish
     if reply.calls and finish == "tool_calls":

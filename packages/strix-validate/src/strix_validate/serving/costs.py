@@ -119,7 +119,7 @@ def describe_costs(names: Sequence[str], endpoint: Endpoint | None) -> str:
     longest = max(costs, key=lambda name: sum(costs[name]))
     context = ""
     if "url-context" in names and not server.context:
-        context = "; serve/url-context reads four times the context, not counted here"
+        context = "; serve/url-context also reads four times the context, which is not counted"
     source = "as just measured" if server.measured else "as an example"
     return (
         f"serve: the server reads about {num_read:,} tokens and generates {num_generated:,}. At "

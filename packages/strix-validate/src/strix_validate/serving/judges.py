@@ -185,7 +185,7 @@ def _require_near(values: Sequence[float], message: str, bound: float) -> None:
     worst = max(values, default=0.0)
     require(
         num_outside <= len(values) // _RARE and worst <= _FAR * bound,
-        f"{message} {worst:.2f}, {bound} allowed; {num_outside} of {len(values)} are over it",
+        f"{message} {worst:.2f}, {bound} allowed; {num_outside} of {len(values)} exceed this bound",
     )
 
 
@@ -260,7 +260,7 @@ def judge_probabilities(
                 differences.append(abs(value - expected[token]))
     _require_near(
         differences,
-        "top_logprobs and those of the prompt differ by",
+        "top_logprobs and the log probabilities of the prompt differ by",
         _BOUND,
     )
     return {
@@ -318,8 +318,8 @@ def judge_echo(answer: Generation, prompt: str) -> None:
 def judge_text(server: Endpoint) -> dict:
     """Require that a text that every model knows is likely, in each window of 256 tokens.
 
-    A window may exceed the limit of nats per token if it meets that of bits per byte, because the
-    tokens of models differ in length.
+    A window may exceed the limit of nats per token if it meets the limit of bits per byte, because
+    the tokens of models differ in length.
     """
     text = read_known_text()
     logprobs = server.score(text).logprobs
@@ -417,8 +417,8 @@ def _ask_number(
 ) -> str:
     """Ask for one of five numbers that are hidden between the pages; return the answer.
 
-    The prompts for the five numbers differ only in the question, so that the cache has the
-    beginning of all but the first.
+    The prompts for the five numbers differ only in the question at their end. For every prompt
+    after the first one, the server's cache therefore has the beginning.
     """
     lines = list(pages)
     for i in reversed(range(_HIDDEN)):
@@ -505,7 +505,7 @@ def judge_stream(
 ) -> dict:
     """Require that a stream has the same text, tokens and usage, in parts.
 
-    If the stream has another token at a near tie, it is judged by its own tokens.
+    If the stream has another token at a near tie, the stream is judged by its own tokens.
     """
     for _ in range(3):
         answer = server.generate(prompt, number)
@@ -593,7 +593,8 @@ def judge_abort(
 def judge_questions(server: Endpoint, num_required: int) -> dict:
     """Require that enough of the 50 questions of questions.toml are answered with the right number.
 
-    Three questions with answers precede each question. A model without a chat template needs them.
+    Three questions with answers precede each question. A model without a chat template needs such
+    examples.
     """
     table = tomllib.loads((files(__package__) / "questions.toml").read_text())
     examples = "".join(
@@ -614,7 +615,7 @@ def judge_questions(server: Endpoint, num_required: int) -> dict:
 
 
 def _last_number(text: str) -> int | None:
-    """Return the number that an answer ends with; None if it has none."""
+    """Return the last number in an answer; None if the answer has no number."""
     text = text.replace(",", "")
     numbers = re.findall(r"(?:answer is|####)\D{0,9}?(-?\d+)", text) or re.findall(r"-?\d+", text)
     if not numbers:

@@ -16,8 +16,8 @@ from strix_validate.serving.endpoint import Endpoint, Generation, Refused
 #: Number of draws for a setting, and in one request.
 _DRAWS = 256
 _DRAWS_PER_REQUEST = 64
-#: A limit in standard deviations, which one correct sample in 100,000 exceeds. Then a second sample
-#: decides.
+#: Limit of a sample's deviation, in standard deviations. One correct sample in 100,000 exceeds the
+#: limit; therefore a second sample then decides.
 _DEVIATIONS = 4.3
 #: Beginnings after which several tokens are likely.
 _PROMPTS = (
@@ -154,7 +154,8 @@ def _make_scaled(
 def _find_cut(probabilities: Sequence[float]) -> int:
     """Return the rank, from 2 to 6, after which the probability falls most.
 
-    If it falls clearly after none of them, return 0. Rank 1 would be greedy decoding.
+    If the probability falls clearly after none of these ranks, return 0. Rank 1 would be greedy
+    decoding.
     """
     ratios = {}
     for rank in range(2, min(7, len(probabilities))):
@@ -184,7 +185,9 @@ def _choose_prompt(server: Endpoint) -> tuple[list[int], dict[int, float]]:
             best_prompt = prompt
             best_probabilities = probabilities
     if not best_prompt:
-        raise CannotRun("this model has several likely tokens, and few others, after no prompt")
+        raise CannotRun(
+            "there is no prompt after which this model has several likely tokens and few others"
+        )
     return best_prompt, best_probabilities
 
 
@@ -321,7 +324,7 @@ def _pair_with_means(
 
 
 def _chi_squared_limit(freedom: int) -> float:
-    """Return the value that chi squared exceeds by _DEVIATIONS standard deviations.
+    """Return the value of chi squared that corresponds to _DEVIATIONS standard deviations.
 
     This is Wilson and Hilferty's approximation of its distribution.
 
@@ -333,7 +336,7 @@ def _chi_squared_limit(freedom: int) -> float:
 
 
 def _judge_seeds(server: Endpoint, prompt: list[int]) -> None:
-    """Require that equal seeds give equal tokens, other seeds others, and that choices differ."""
+    """Require equal tokens for equal seeds, other tokens for other seeds, and unequal choices."""
 
     def draw_tokens(seed: int, number: int) -> list[list[int]]:
         choices = _draw(server, prompt, seed, number, length=16)

@@ -121,7 +121,7 @@ def _call(server: Endpoint, choice: object, limit: int) -> Reply:
 
 
 def _judge_calls(server: Endpoint, reply: Reply, about: str) -> str:
-    """Require that the tool is called, and no other; return whether arguments follow its schema.
+    """Require calls of TOOL and no other tool; return whether arguments follow its schema.
 
     A weak model may break the schema, because vLLM does not enforce schemas with each parser. But
     an argument that the model's tokens contain must not be missing in the call.

@@ -5,7 +5,7 @@
     python -m strix_validate.serving.tiny_llama score FOLDER TOKENS
 
 MODEL is a key of tiny_models.MODELS and TOKENS a JSON list. Each task runs in a process of its own,
-which frees its GPU memory before a server starts. The last line of its output is JSON.
+which frees its GPU memory before a server starts. The last line of a task's output is JSON.
 """
 
 import json
@@ -102,7 +102,7 @@ def _generate(folder: str, dtype: str = "float16") -> dict:
         "tokens": the tokens of each repeat.
         "logprob": log probability of the first token.
     """
-    # the engine then runs in this process and ends with it; vLLM reads this at import
+    # vLLM reads this variable at import; it makes the engine run in this process, and end with it
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
@@ -117,7 +117,7 @@ def _generate(folder: str, dtype: str = "float16") -> dict:
         max_model_len=256,
         max_num_seqs=4,
         enforce_eager=True,
-        # in bytes, not as a share of the memory, because other programs use the unified memory too
+        # a size in bytes, not a share of the memory, because other programs use the memory too
         kv_cache_memory_bytes=256 << 20,
         seed=0,
     )

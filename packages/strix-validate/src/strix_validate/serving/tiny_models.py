@@ -129,7 +129,7 @@ def fp8(name: str, weight: Tensor) -> _Quantized | None:
 
 
 def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
-    """Quantize as gpt-oss does its experts: blocks of 32 fp4 numbers with a power of two each.
+    """Quantize like gpt-oss's experts: each block of 32 fp4 numbers is scaled by a power of two.
 
     Shapes are (experts, in, out).
     """
@@ -207,8 +207,8 @@ MODELS = {
         kind="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         config=_SMALL | _EXPERTS,
-        why="experts in 4 bits, the format in which mixtures of experts need least memory, whose "
-        "groups' scales are read from another expert or tile",
+        why="scales read from another expert or tile, with experts in 4 bits, the format in which "
+        "mixtures of experts need least memory",
         quantize=int4,
         quantization=_packed_int4(ignore=["lm_head", "re:.*mlp.gate$"]),
         method="compressed-tensors",

@@ -9,7 +9,7 @@ from strix_validate.serving import caches, chats, judges, sampling, speed, struc
 from strix_validate.serving.endpoint import COUNTS, Endpoint
 
 PREFILL = (
-    "Prefill finds the server's decoded tokens as likely as decoding did, with other kernels. "
+    "Prefill, which uses other kernels, finds the decoded tokens as likely as decoding did. "
     "https://github.com/vllm-project/vllm/issues/56021"
 )
 USAGE = (

@@ -37,7 +37,8 @@ _NETWORK_OFF = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-#: Capture HIP graphs for decoding, without torch.compile, which would not round as eager mode does.
+#: Settings to capture HIP graphs for decoding, without torch.compile, which rounds differently from
+#: eager mode.
 _GRAPHS = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}'
 #: Flags of the tiny model's server: little memory, and HIP graphs.
 _TINY = [

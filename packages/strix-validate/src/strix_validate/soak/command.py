@@ -44,7 +44,7 @@ TURN = 15.0
 _MIN_TURNS = 3
 #: Seconds between two lines on the terminal.
 _LINE = 60.0
-#: The flags of the tiny model's server. The number of sequences is that of concurrent requests.
+#: The flags of the tiny model's server. The number of sequences equals that of requests.
 _SERVER_FLAGS = (
     "--dtype",
     "float16",
@@ -89,7 +89,7 @@ class SoakRecord:
         return self._stem.with_name(f"{self._stem.name}.{suffix}")
 
     def make_record(self) -> Record:
-        """Return the record of the story so far; the check WHOLE is missing before its end."""
+        """Return the record so far; before the end of the story, it lacks the check WHOLE."""
         checks = []
         for result in judge(self._story):
             check = record.make_check_record("soak", result)
@@ -300,7 +300,9 @@ def soak(
     ] = DeviceName.AUTO,
     hang_after: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=5, help="A load without progress for so long hangs."),
+        typer.Option(
+            metavar="SECONDS", min=5, help="A load hangs if it has no progress for this long."
+        ),
     ] = 120,
     as_json: JsonOption = False,
 ) -> None:

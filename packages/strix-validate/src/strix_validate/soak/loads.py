@@ -116,8 +116,8 @@ class TensorLoad:
         self._first = self.call()
         self._repeats = _count_repeats(self.call, self.device)
         probes = [self.call() for _ in range(_PROBES)]
-        #: Names of tensors that are the same each time. NVIDIA's dq is not: its order of summation
-        #: varies.
+        #: Names of tensors that are the same in each call. On NVIDIA's GPUs, dq is not, because the
+        #: order of its summation varies.
         self._fixed = []
         for name in exact:
             if not any(self._differs(probe, [name]) for probe in probes):
@@ -132,7 +132,7 @@ class TensorLoad:
     def _error(self, results: dict[str, Tensor], names: Iterable[str]) -> Tensor:
         """Return the largest error as a share of its bound, on the device.
 
-        A NaN stays one.
+        The result is NaN if a tensor has a NaN.
         """
         shares = []
         for name in names:
@@ -146,7 +146,7 @@ class TensorLoad:
         For a tensor that varies from call to call, each result is compared with float64. For other
         tensors, each result is compared with the first one, and the last result of the step with
         float64. In case that comparisons on the GPU are wrong, the CPU also compares the last
-        result of one tensor, which is another one in each step.
+        result of one tensor, a different tensor in each step.
 
         Results are overwritten with NaN. Otherwise, if the next call gets the same memory and its
         kernel writes nothing, the right numbers would still be there.

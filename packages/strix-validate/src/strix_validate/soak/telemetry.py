@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from strix_validate.doctor.tree import Tree
 
-#: The numbers of a reading. A reading may also have the text limited_by.
+#: The numbers of a reading. A reading may also have the key limited_by with a text.
 COLUMNS = (
     "temperature_c",
     "clock_mhz",

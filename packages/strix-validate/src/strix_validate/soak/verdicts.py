@@ -10,12 +10,12 @@ from strix_validate.checks import Check, Result, State, make_result
 from strix_validate.soak.story import LOADS, StepRecord, Story
 from strix_validate.soak.telemetry import COLUMNS
 
-#: The GPU counts as throttled if the clock or the rate of a turn is below this share of that in the
-#: first turn.
+#: The GPU counts as throttled if the clock or the rate of a turn is below this share of the first
+#: turn's clock or rate.
 CLOCK_SHARE = 0.7
-#: Loads whose speed depends on the GPU alone. That of the server depends on its scheduler too.
+#: Loads whose speed depends on the GPU alone. The server's speed depends on its scheduler too.
 _GPU_LOADS = ("attention", "product", "copy")
-#: GPU loads whose speed the clock limits. Memory limits that of copies.
+#: GPU loads whose speed the clock limits. Memory limits the speed of copies.
 _CLOCKED_LOADS = ("attention", "product")
 #: Growth in MiB from the first to the last quarter that counts as a leak.
 _LEAK_MIB = 128.0

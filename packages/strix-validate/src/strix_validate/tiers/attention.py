@@ -22,7 +22,8 @@ from strix_validate.triton_packages import package_checks
 
 #: Title and dtypes of flash-attn's checks, by where its kernels run. The package accepts half
 #: precision only. Its kernels also accept float32, in which smaller errors show, so the interpreter
-#: runs them in float32 too. It does not run bfloat16, whose dot products it computes wrongly.
+#: runs them in float32 too. It does not run bfloat16, because it computes dot products of
+#: bfloat16 wrongly.
 _FLASH = {
     "gpu": ("flash-attn", (torch.float16, torch.bfloat16)),
     "interpreter": ("flash-attn (Triton interpreter)", (torch.float32, torch.float16)),

@@ -4,8 +4,8 @@
 Only the operations of matrix products count, and a multiply-add counts as two. A forward pass has
 4·B·H·D·pairs (q k^T and weights·v), where pairs is S·S, or S·(S+1)/2 with a causal mask. A backward
 pass has 2.5 times as many: five products instead of two, because the scores are recomputed. The
-well-known script for this chip counts twice as many. Decoding is bound by memory, so its rate is
-that of the keys and values read.
+well-known script for this chip counts twice as many operations. Decoding is bound by memory, so
+its rate is the rate at which keys and values are read.
 """
 
 import contextlib
@@ -492,7 +492,7 @@ def _flash_calls(work: Work) -> dict[str, Callable[[], object]]:
 def _time_by_both_timers(function: Callable[[], object]) -> tuple[float, float]:
     """Return the milliseconds of a call, by time_call and by triton.testing.do_bench.
 
-    Each is the smallest of five medians, because interruptions only add time.
+    Each time is the smallest of five medians, because interruptions only add time.
     """
     from triton.testing import do_bench
 

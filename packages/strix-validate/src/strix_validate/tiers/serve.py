@@ -31,9 +31,9 @@ from strix_validate.serving.users_server import (
 from strix_validate.serving.vllm_server import ServerSession
 from strix_validate.tiers import Tier, check_from_reason, run_each
 
-#: Allowed difference of a log probability in fp16 from the one in float32, in nats.
+#: Allowed difference of a log probability in fp16 from that in float32, in nats.
 LOGPROB_BOUND = 0.05
-#: The same for the models of MODELS: in bf16, and with fp8 activations or 4-bit weights.
+#: The same limit for the models of MODELS, which have bf16, fp8 activations or 4-bit weights.
 MODEL_BOUND = 0.3
 #: Allowed seconds to the first token, for a tiny model that has answered before.
 FIRST_TOKEN_LIMIT = 2.0
@@ -206,7 +206,7 @@ def _judge_model(name: str, session: ServerSession) -> dict:
 def start(session: ServerSession) -> dict:
     """`vllm serve` starts and answers.
 
-    It died without a message, or hung: https://github.com/vllm-project/vllm/issues/32180
+    The server died without a message, or hung: https://github.com/vllm-project/vllm/issues/32180
     """
     return {"seconds": round(session.server.start_seconds, 1)}
 
@@ -250,8 +250,8 @@ def completion(session: ServerSession) -> dict:
 def decode(session: ServerSession) -> dict:
     """Each token that the server decodes is the likeliest one according to transformers in float32.
 
-    Its log probability agrees as well. The first token, which prefill gives, was correct while the
-    tokens after it were garbage: https://github.com/lemonade-sdk/vllm-rocm/issues/24
+    The token's log probability agrees as well. The first token, which prefill gives, was correct
+    while the tokens after it were garbage: https://github.com/lemonade-sdk/vllm-rocm/issues/24
     """
     answer = session.answer
     scored = session.score(answer.tokens)

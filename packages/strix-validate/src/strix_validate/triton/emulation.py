@@ -21,9 +21,9 @@ def execute(launch: InterceptedLaunch) -> tuple[emulator.Launch, str]:
     """Execute a compiled kernel on CPU tensors, with every check of the emulator.
 
     Returns:
-        The executed launch, and a message or "". The message describes a race in LDS that
-        disappears when each barrier waits for all outstanding LDS operations. Triton's fences
-        before these barriers request this wait, so LLVM lost it.
+        The executed launch, and a message, or "" if there is none. The message describes a race in
+        LDS that disappears when each barrier waits for all outstanding LDS operations. Triton's
+        fences before these barriers request this wait, so LLVM lost it.
 
     Raises:
         Trap: A check of the emulator failed.

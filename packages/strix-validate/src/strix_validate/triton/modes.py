@@ -126,8 +126,8 @@ def run(
         calls: Calls of one library.
         mode: How their kernels run.
         cache: The folder of Triton's cache, where compiled kernels are kept. Without a folder,
-            every kernel is compiled: a kernel from a cache or a package could hide that its source
-            no longer compiles.
+            every kernel is compiled, because a kernel from a cache or a package could hide that its
+            source no longer compiles.
         variables: Environment variables of the child process, besides the inherited ones.
 
     Raises:
@@ -178,7 +178,7 @@ def _build_environment(
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "TRITON_CACHE_DIR": str(cache or folder),
         "TRITON_ALWAYS_COMPILE": str(int(cache is None)),
-        # The tensors are small: threads would only wait for each other.
+        # The tensors are small, so threads would only wait for each other.
         "OMP_NUM_THREADS": "1",
     }
     environment.update(variables)
@@ -197,7 +197,7 @@ def answer(call: Call, device: str) -> CallAnswer:
     """Make a call in this process.
 
     The results are copied to the CPU at once, because a GPU reports a kernel's fault at the next
-    copy. Otherwise the fault would be reported for the next call.
+    copy. With a later copy, the fault would be reported for another call.
     """
     begin = perf_counter()
     try:

@@ -283,7 +283,7 @@ def loss(  # noqa: PLR0913 (the options of a case)
         softcap: Softcap of the logits; None is off.
         ignored: Number of labels that are left out of the loss (padding, prompts).
         gain: Gradient of the loss. With 1, Liger does not launch the kernel that multiplies the
-            gradients by it, which has a program for each token of the vocabulary.
+            gradients by this gain and has a program for each token of the vocabulary.
         low: Level of all logits, see reference.with_low_scores; 0 for none.
         reduction: "mean" or "sum" over the labels that are not left out.
     """
@@ -336,7 +336,7 @@ def loss(  # noqa: PLR0913 (the options of a case)
     return PackageCall(_loss, tensors, options, package=PACKAGE), expected
 
 
-#: Size of a vocabulary. All vocabularies of more than 32,768 tokens share one kernel. So do all
+#: Size of a vocabulary. All vocabularies of more than 32,768 tokens share one kernel, and so do all
 #: numbers of rows up to a power of two. If the number of labels in the loss is a multiple of 16,
 #: another kernel is compiled.
 WORDS = 32784

@@ -50,7 +50,7 @@ def in_bfloat16(library: ModuleType) -> dict[str, Case]:
     """Return the cases of COMPUTED in bfloat16, which only a GPU computes.
 
     Models are stored in bfloat16, for which each kernel is compiled separately. The interpreter
-    cannot check them, because its products in bfloat16 are wrong.
+    cannot check these kernels, because its products in bfloat16 are wrong.
     """
     excluded_patterns = getattr(library, "FLOAT16_OR_32", ())
     cases = {}
@@ -87,7 +87,7 @@ def checks(tier: str) -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for a check of the tier "attention" of another size of run or kind of device."""
+    """Return False for a check of "attention" that is for another size of run or kind of device."""
     for library in LIBRARIES:
         cases = _list_cases("attention", library)
         if check not in cases:

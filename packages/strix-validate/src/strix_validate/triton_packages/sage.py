@@ -93,9 +93,9 @@ def settle(
 ) -> None:
     """Move elements away from the middle between two codes, in place.
 
-    Division on a GPU is not always rounded correctly. For an element in the middle, an H100 gave
-    sometimes one code and sometimes the other. The difference is six times a correct kernel's
-    error.
+    Division on a GPU is not always rounded correctly. For an element in the middle, an H100
+    sometimes gave the lower and sometimes the higher code. The difference of the results is six
+    times a correct kernel's error.
 
     Args:
         x: (tokens, heads, head_dim).
@@ -216,7 +216,7 @@ def attention(  # noqa: PLR0913 (the options of a case)
 
     Args:
         randn: Draws the numbers.
-        lengths: Number of tokens of each sequence. Unless packed, all sequences have the same.
+        lengths: Number of tokens of each sequence. All are equal unless they are packed.
         heads: Query heads.
         kv_heads: Heads of keys and values.
         head_dim: Size of a head.
@@ -308,7 +308,7 @@ def _is_call(values: Combination) -> bool:
 def model_cases() -> dict[str, Case]:
     """Return cases that combine head dims, masks, layouts, groups of heads and kinds of lengths.
 
-    The head dims are those of diffusion models, and 96 of Phi, for which there are other kernels.
+    The head dims are those of diffusion models, and 96, that of Phi, which has separate kernels.
     """
     head_dims = {head_dim for _, head_dim in DIFFUSION_MODELS.values()} | {96}
     columns = {

@@ -40,7 +40,7 @@ Configuration = dict[str, Any]
 #: Tokens of the prompt and of the cache in timed calls.
 PROMPT = 2048
 CACHE = 4096
-#: Numbers of tokens of a step. vLLM's file has a row for each of them, and vLLM uses the nearest.
+#: Numbers of tokens of a step. vLLM's file has a row for each number; vLLM uses the nearest.
 STEPS = (1, 8, 32, 128, 512, 2048)
 #: Tokens of a prompt whose result is checked; not a multiple of a tile.
 _CHECKED = 300
@@ -64,9 +64,11 @@ def _backward_tiles(tiles: Iterable[tuple[int, int]]) -> list[Configuration]:
     return configurations
 
 
-#: Rows and keys of the tiles of dkdv; the tiles of dq have them exchanged. One divides the other.
+#: Numbers of rows and of keys of the tiles of dkdv; in the tiles of dq, the two numbers are
+#: exchanged. One number divides the other.
 _KEYS = ((16, 64), (32, 32), (32, 64), (16, 128), (16, 32))
-#: Forward configurations, few of which have two stages: AMD's compiler then makes longer loops.
+#: Forward configurations. Few of them have two stages, because AMD's compiler then makes longer
+#: loops.
 _FORWARD = [
     *_grid(
         BLOCK_M=(64, 128),

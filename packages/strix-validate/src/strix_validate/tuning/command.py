@@ -305,8 +305,8 @@ def tune(  # noqa: PLR0913 (options of a command)
     """Find the fastest tiles of a model's kernels on this GPU, in 20 minutes.
 
     A tile is not measured if it spills more registers than the packaged tile, or has no matrix
-    instructions although the packaged tile has. Each result is compared with float64. If a run is
-    interrupted, the next run continues it. --dry-run compiles for gfx1151, and needs no GPU.
+    instructions although the packaged tile has some. Each result is compared with float64. If a run
+    is interrupted, the next run continues it. --dry-run compiles for gfx1151, and needs no GPU.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -331,7 +331,7 @@ def _report_errors(output: Path, print_line: Print) -> Iterator[None]:
     """Turn an exception that ends a run early into one line and an exit status."""
     try:
         yield
-    except typer.Exit:  # which is a RuntimeError, too
+    except typer.Exit:  # typer.Exit is also a RuntimeError
         raise
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

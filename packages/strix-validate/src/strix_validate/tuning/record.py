@@ -190,7 +190,7 @@ def read_binding(device: Device) -> Binding:
 
 
 def _hash_source(package: str, path: str) -> str:
-    """Return the sha256 of a package's file, or of a folder's Python files; "" without it."""
+    """Return the sha256 of a package's file, or of a folder's Python files; "" if absent."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return ""
@@ -261,8 +261,8 @@ class Store:
         tiles = {}
         for tuned in self.record.list_changed("flash-attn"):
             tiles[tuned.key] = tuned.best.configuration
-        # Decoding has a single query, which attends to all keys with a causal mask and without a
-        # mask, so that both use the same tiles.
+        # Decoding has a single query, which attends to all keys with and without a causal mask. So
+        # decoding uses the same tiles in both cases.
         for key in list(tiles):
             if key.startswith("decode"):
                 tiles[key.replace("causal", "full")] = tiles[key]

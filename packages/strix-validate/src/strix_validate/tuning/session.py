@@ -16,7 +16,7 @@ from strix_validate.tuning.record import Store, Trial, Tuned
 
 #: Number of rounds of a problem. Each round times every configuration once.
 ROUNDS = 9
-#: Maximum load of the GPU before a measurement, in percent, and the number of readings of it.
+#: Maximum load of the GPU before a measurement, in percent, and number of readings of the load.
 _MAX_BUSY = 5.0
 _READINGS = 3
 #: Maximum time in seconds between two lines of the worker, which imports torch and compiles kernels

@@ -97,7 +97,7 @@ def masked_attention(
         lookback: Number of chunks that a token sees before its own chunk; -1 for no chunks. With
             chunks, the window is divided into lookback + 1 chunks.
         clamped: Whether the tokens of an image see each other only within the window (Gemma 4).
-        causal: Whether each sequence is causal (that of a draft model is not); () if all are.
+        causal: Whether each sequence is causal (a draft model's is not); () if all are.
         prefixes: How many tokens of each sequence, from the first, stay visible outside of the
             window; () for no prefixes.
     """
@@ -336,8 +336,8 @@ def _attend_scaled(
 _IMAGE = "tokens of an image that do not see each other, or see another image (Gemma 3)"
 _OUTSIDE = "a token outside of an image that sees the whole image, also outside of the window"
 _CLAMPED = "tokens of an image that see each other outside of the window (Gemma 4)"
-_CHUNKED = "a chunk that sees the one before it, or begins at the wrong token (Llama 4)"
-_EACH = "one sequence's mask used for all (with a draft model, some are not causal)"
+_CHUNKED = "a chunk that sees the chunk before it, or begins at the wrong token (Llama 4)"
+_EACH = "one sequence's mask used for all sequences (with a draft model, some are not causal)"
 _PREFIX = "a prompt that is not visible outside of the window"
 _TOKEN = "the scale of another token or head, or the scale of keys used for values"
 COMPUTED = {

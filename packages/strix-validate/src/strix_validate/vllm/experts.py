@@ -20,13 +20,13 @@ from strix_validate.triton.cases import Randn
 from strix_validate.vllm.source import MOE_MODULE, VllmCall
 
 #: Numbers of tokens in one step of a server. Together they need all kernels that the numbers up to
-#: 8192 need. This was determined by counting the kernels, with the tuning tables of the recipe
-#: vllm. The numbers that are 4 modulo 8 are for Mixtral: only with them, its number of padded rows
-#: is a multiple of 16.
+#: 8192 need. A count of the kernels, with the tuning tables of the recipe vllm, showed this. The
+#: numbers that are 4 modulo 8 are for Mixtral, because only with these numbers, Mixtral's number of
+#: padded rows is a multiple of 16.
 TOKENS = (
     *(1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100),
     *(112, 129, 130, 132, 144, 515, 516, 518),
-    # For layers with few experts.
+    # These numbers are for layers with few experts.
     *(528, 2065, 2068, 2080),
 )
 

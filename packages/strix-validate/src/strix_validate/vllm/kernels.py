@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's norm, rope and experts, by vLLM's own functions, and their expected results."""
+"""Calls of vLLM's functions for norm, rope and experts, and their expected results."""
 
 import importlib
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _BLOCK = 128
 
 
 def rms_norm(randn: Randn, *, rows=3, columns=1500, eps=1e-6) -> tuple[VllmCall, Expected]:
-    """Build a call of rms_norm_batch_invariant. By default, its last block is not full."""
+    """Build a call of rms_norm_batch_invariant. By default, the last block of a row is not full."""
     x = randn(rows, columns)
     weight = randn(columns)
 
@@ -191,8 +191,8 @@ def moe(  # noqa: PLR0913 (the options of a case)
         absent: How many experts, from the first, are on another GPU. Their results are 0.
         padding: Number of elements that are added to each row of weights, as vLLM does on ROCm.
         scales: Kind of the scales of FP8. "blocks" is as in quantized.fp8_blocks. "channels" has a
-            scale for each token and for each row of an expert. "tensor" has one for x and one for
-            each expert.
+            scale for each token and for each row of an expert. "tensor" has a scale for x, and a
+            scale for each expert.
     """
     x = randn(tokens, columns)
     weights = randn(experts, rows, columns) / columns**0.5

@@ -170,8 +170,8 @@ def _assign_tiles(begins: Tensor) -> SimpleNamespace:
 def compute_gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the gates of the state, (tokens, heads) each.
 
-    The first tensor has the logarithms of the factors by which the state decays, and the second one
-    the factors of the new values.
+    The first tensor has the logarithms of the factors by which the state decays. The second tensor
+    has the factors of the new values.
     """
     a, b, log, bias = (tensors[name].to(work) for name in ("a", "b", "log", "bias"))
     log_decay = -log.exp() * softplus(a + bias)
@@ -457,8 +457,8 @@ def compute_layer(
 ) -> Tensor:
     """Compute the input of the layer's last product for one sequence, token by token.
 
-    The rounding is that of vLLM's kernels. For the prompt these compute chunks, and for each later
-    token the recurrence.
+    The rounding is that of vLLM's kernels. For the prompt, these kernels compute chunks; for each
+    later token, they compute the recurrence.
 
     Args:
         weights: See draw_layer_weights.

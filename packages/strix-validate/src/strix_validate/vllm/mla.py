@@ -144,7 +144,7 @@ def merged_states(
 ) -> tuple[VllmCall, Expected]:
     """Build a call of merge_attn_states, which merges attention over cached and over new keys.
 
-    In one head, one token has no cached key, so its logsumexp is infinite.
+    In one head, one token has no cached key, so that its logsumexp of the cached keys is infinite.
 
     Args:
         randn: Draws the numbers.

@@ -36,7 +36,7 @@ _EXPERTS = "a kernel that is correct only for fewer experts per token, or anothe
 _WRITER = "a second tile of heads left out, or part of a head in the wrong slot (Phi-3, OLMo)"
 _NORM = "a last block that is computed as if it was full, or a mean over the padded size"
 _ROPE = "wrong sections, heads or rotated lanes (Qwen3-VL, Qwen3.5, GLM-4.5V)"
-_LINEAR = "a kernel that is correct only for heads of 64, or for as many value heads as key heads"
+_LINEAR = "a kernel that is correct only for head size 64, or for as many value heads as key heads"
 _LATENT = "heads after the 16th, in a second block, left out (GLM-4.7-Flash has 20)"
 _QUANTIZED = "the scale or zero point of the wrong group, with the group size 128 of checkpoints"
 _LORA = "a fault with a rank of more than one tile, or with slices of different sizes (q, k and v)"
@@ -121,7 +121,7 @@ def _list_products(layer: Experts, step: str) -> _Candidates:
     """Yield the first and the second product of a layer."""
     if step == "decode":
         tokens = 1
-        # vLLM does not sort the experts of a token if there are at least four times as many.
+        # For one token, vLLM does not sort by expert if there are at least 4 * top_k experts.
         experts = 4 * layer.top_k
     else:
         tokens = 23
@@ -235,8 +235,8 @@ def rope_cases() -> dict[str, Case]:
     return choose(candidates, _ROPE)
 
 
-#: Cases that take too long for a quick run. It includes prompts of one model only, whose ratio of
-#: value heads to key heads is not a power of two.
+#: Cases that take too long for a quick run. A quick run includes prompts of one model only; the
+#: ratio of its value heads to its key heads is not a power of two.
 _EXPENSIVE_LINEAR = (
     "gdn-*-several",
     "gdn-Qwen3-Next-*-chunks",
@@ -406,8 +406,8 @@ def _shorten_slices(rows: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shortened)
 
 
-#: Cases that take too long for a quick run: the kernel of top-k and top-p reads each of these large
-#: vocabularies about twenty times.
+#: Cases that take too long for a quick run, because the kernel of top-k and top-p reads each of
+#: these large vocabularies about twenty times.
 _EXPENSIVE_SAMPLING = ("top-k-top-p-Gemma-*", "top-k-top-p-Llama-4-*")
 _SAMPLERS: dict[str, Callable] = {
     "top-k-top-p": partial(sampling.truncated, keys=(50,), nuclei=(10,)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""gpt-oss's experts in MXFP4, by vLLM's function for triton_kernels, and the expected results."""
+"""A call of gpt-oss's experts in MXFP4, by vLLM with triton_kernels, and its expected results."""
 
 import importlib
 from types import SimpleNamespace
@@ -91,7 +91,7 @@ def _compute_expert(
     gate = projected[..., ::2]
     up = projected[..., 1::2]
     if dtype == reference.TERMS:
-        # This product is an upper bound: the activation's slopes are smaller.
+        # This product is an upper bound, because the activation's slopes are smaller.
         return multiply("w2", gate * (up + 1))
     gate = gate.clamp(max=_LIMIT)
     up = up.clamp(-_LIMIT, _LIMIT)

@@ -194,7 +194,7 @@ def _fp8_blocks(
 _AWQ = "nibbles in the wrong order, or the zero point or scale of the wrong group (AWQ)"
 _W4A16 = "the scale of the wrong group, or nibbles that are unpacked in the wrong order (GPTQ)"
 _PACKED = "4-bit codes that packed instructions convert to wrong numbers (GPTQ in 16 bits)"
-BLOCKS = "a block's scale left out, or that of the wrong block (Qwen3-FP8, DeepSeek)"
+BLOCKS = "a block's scale left out, or the scale of another block used (Qwen3-FP8, DeepSeek)"
 MINUTES = "a tile whose conversions from FP8 take minutes to compile"
 _COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the matrix unit"
 COMPUTED = {

@@ -160,7 +160,7 @@ def penalized(
     logits = randn(len(rows), vocabulary) * 3
     uniform = torch.special.ndtr(randn(len(states), prompt + generated).double())
     tokens = (uniform * 60).int() * 151 % vocabulary
-    # The tokens after the kernel's first block differ from those in it.
+    # The tokens after the kernel's first block differ from the tokens in that block.
     tokens[:, 1024 : prompt - 9] += 7
     prompts = torch.tensor([prompt - 1, prompt, prompt - 9, prompt - 3], dtype=torch.int32)
     tensors = {
@@ -269,7 +269,7 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     scaled_logits = logits.double() / divisor
     order = scaled_logits.sort(descending=True).values
     min_p = torch.zeros(3)
-    # For each state, the row by which its min-p is chosen.
+    # The min-p of each state is chosen by the logits of a row: {state: row}.
     for state, row in {2: 0, 0: 1, 1: 2}.items():
         count = kept_counts[row]
         if count:

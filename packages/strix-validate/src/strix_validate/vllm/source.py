@@ -146,7 +146,7 @@ class VllmCall(FunctionCall):
 
 
 def third_party(folder: Path) -> Path:
-    """Return the folder in which vLLM's build puts triton_kernels. The sdist does not have them."""
+    """Return the folder in which vLLM's build puts triton_kernels, which the sdist lacks."""
     return folder / "vllm" / "third_party"
 
 

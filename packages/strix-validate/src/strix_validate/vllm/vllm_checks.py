@@ -43,7 +43,7 @@ FAMILIES = (
     attention_modes,
     drafts,
 )
-_NO_KERNELS = "this source of vLLM has no vllm/third_party/triton_kernels: its build adds them"
+_NO_KERNELS = "this source of vLLM has no vllm/third_party/triton_kernels, which vLLM's build adds"
 
 _COMPILES = (
     "a kernel that no longer compiles for gfx1151, does not use the matrix unit, or needs more LDS "
@@ -57,7 +57,7 @@ _GENERATION = (
 _MASK = "a wrong mask at the edge of a tile, or a key read from a slot that belongs to no sequence"
 _SPLIT = "segments of a split decode that are merged wrongly, or read without being written"
 _WINDOW = "a sliding window that is off by one: https://github.com/vllm-project/vllm/issues/28989"
-_SINKS = "gpt-oss's sinks left out, or counted once per segment instead of once"
+_SINKS = "gpt-oss's sinks left out, or counted in each segment of the keys instead of once"
 _CAP = "a softcap that overflows or is left out (Gemma)"
 _PAGES = "a block table read wrongly if a block is no power of two, as in hybrid models"
 _SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
@@ -66,7 +66,7 @@ _FP8 = "the scale of keys or values left out, or both scales swapped"
 _ACROSS = "a causal mask for a decoder that attends to an encoder's keys (Whisper)"
 _FAR = "keys or segments after a limit of 512 or 2048 left out"
 _LIMIT = "keys after a limit of 4096 or 8192 left out"
-_EXPERT = "tokens multiplied by the wrong expert, or the padding of its block written"
+_EXPERT = "tokens multiplied by the wrong expert, or the padding of an expert's block written"
 _MODEL = (
     "a model whose answer is wrong from its second token on although each kernel is correct, "
     "because a kernel does not read what the kernel before it wrote"
