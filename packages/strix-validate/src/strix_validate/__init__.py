@@ -2,17 +2,17 @@
 """Check the attention of PyTorch, flash-attn and vLLM on AMD gfx1151, and the machine's setup.
 
 The command `strix-validate` is the interface. From Python, `runner.run` runs checks and returns
-their record. Tests of other packages import the module `testing`. Each folder is a subpackage,
-which its docstring describes; its `__all__` names the modules that other subpackages may import. A
-module or a name that begins with an underscore is private to its subpackage.
+their record. Tests of other packages import the module `testing`. Each folder is a subpackage. Its
+docstring describes it, and its list `__all__` names the modules that other subpackages may import.
+A module or a name that begins with an underscore is private to its subpackage.
 """
 
 import gc
 import os
 
 # torch and compiled kernels keep a million objects alive. With Python's default thresholds, the
-# garbage collector traverses them so often that it takes an eighth of a run's CPU time, and a third
-# of it in runs that execute kernels without a GPU.
+# garbage collector traverses these objects so often that it takes an eighth of a run's CPU time,
+# and a third of it in runs that execute kernels without a GPU.
 gc.set_threshold(10_000, 10, 100)
 
 __all__ = ["GPUS", "TARGET", "VLLM_DEVICE_NAME"]

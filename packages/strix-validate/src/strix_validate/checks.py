@@ -61,7 +61,7 @@ class Check:
     Attributes:
         id: Its unique id.
         title: What it checks.
-        why: The bug that it would catch, with a link.
+        why: The bug that the check would catch, with a link.
     """
 
     id: str
@@ -80,7 +80,7 @@ class Result:
     Attributes:
         check: The check.
         state: The outcome.
-        reason: Why it was skipped or failed, or a remark on a pass.
+        reason: Why the check was skipped or failed, or a remark if it passed.
         measured: The measured values, in JSON types. None stands for a number that is not finite.
         severity: The severity of a finding of the doctor.
         fix: The command that solves the problem of a finding.
@@ -158,7 +158,7 @@ def is_emulated(options: RunOptions) -> bool:
 
 
 def derive_seed(name: str) -> int:
-    """Return a seed for the inputs with this name; it depends on the name and on --seed alone."""
+    """Return a seed for the inputs with this name. Only the name and --seed determine it."""
     return zlib.crc32(name.encode(), int(os.environ.get(SEED, "0")))
 
 

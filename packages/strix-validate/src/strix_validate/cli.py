@@ -224,8 +224,8 @@ def serve(  # noqa: PLR0913 (each argument is an option of the command)
 
     With --url, check that server instead; with only --model, start a server for that folder. The
     checks compare the server's answers with each other, test chat templates, tools and sampling
-    parameters, test answers up to the end of the context, and measure the speed. The command
-    first prints how many tokens the checks take.
+    parameters, test answers up to the end of the context, and measure the speed. The command first
+    prints the number of tokens that the checks need.
     """
     run_and_exit(
         ["serve"],

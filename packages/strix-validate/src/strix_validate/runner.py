@@ -30,9 +30,9 @@ def select(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
 ) -> dict[str, list[Check]]:
-    """Return the checks that are named in only and not in skip, by tier.
+    """Return by tier the checks that `only` names and `skip` does not name.
 
-    A name in either list is that of a tier, or it matches ids as :func:`checks.is_named` describes.
+    A name in either list is a tier's name, or it matches ids as :func:`checks.is_named` describes.
 
     Args:
         available: All checks by tier.

@@ -53,7 +53,7 @@ class Skip(BaseModel):
 
 @cache
 def table() -> list[Skip]:
-    """Return the entries of skips.toml: those of [package], then those of [[skip]]."""
+    """Return the entries of skips.toml, first those of [package], then those of [[skip]]."""
     text = (files("strix_validate") / "skips.toml").read_text()
     data = tomllib.loads(text)
     entries = []

@@ -58,7 +58,7 @@ def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for bfloat16 on a CPU, where it has the same kernels as float16."""
+    """Return False for bfloat16 on a CPU, where bfloat16 and float16 have the same kernels."""
     return options.device == "cuda" or not check.id.endswith(_SUFFIX)
 
 
@@ -72,12 +72,12 @@ def _check_route(
 
 
 class Watched:
-    """A route that fails if another backend runs than the route names.
+    """A route that fails if a backend runs that the route does not name.
 
     Attributes:
         name: Name of the route, a key of sdpa.ROUTES.
         dtype: Dtype of the tensors that a check passes.
-        unwatched: The route without the test which backend ran.
+        unwatched: The route, without a test of which backend ran.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:

@@ -66,8 +66,8 @@ class FlashCall:
 
         Returns:
             "out", and "lse" if the call returns it.
-            With grad_out, the gradients, such as "dq" for that of q. Without grad_out, the
-            arguments, which the call may have changed.
+            With grad_out, the gradients, such as "dq" for that of q. Without grad_out, the tensors
+            that were passed, because the call may have changed them.
             With infers, "inference", the output without gradients.
             With repeats, "differing", the number of calls whose output differs from the first.
         """
@@ -474,7 +474,7 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
 
 
 def _append(cache: Tensor, new: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """Write the new entries of each sequence after its length; return the cache.
+    """Write the new entries of each sequence after its existing entries; return the cache.
 
     Args:
         cache: A copy of each sequence's row, (sequences, capacity, kv_heads, head_dim).

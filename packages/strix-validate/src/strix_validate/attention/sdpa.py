@@ -36,7 +36,7 @@ _FUSED = {
     "cudnn": "_cudnn_attention",
 }
 #: The errors that mean "this set has no kernel for the call", by AOTriton's set of kernels.
-#: AOTriton's library refuses a call that it knows no kernel for, with hipErrorNotSupported. If the
+#: AOTriton's library returns hipErrorNotSupported for a call that it knows no kernel for. If the
 #: library was built with the set "sample", it also knows kernels that are not in the package. The
 #: launch of such a kernel gives hipErrorInvalidHandle.
 _LEFT_OUT = {
@@ -311,7 +311,7 @@ def find_backend(operators: list[str]) -> str:
 
 
 def describe_wrong_operator(route: str, operators: list[str]) -> str:
-    """Return a message if another backend ran than the route names; otherwise ""."""
+    """Return a message if the backend that the route names did not run; otherwise ""."""
     used = find_backend(operators)
     if route in BACKENDS and used != route:
         return f"{route} was requested, and {used} ran"

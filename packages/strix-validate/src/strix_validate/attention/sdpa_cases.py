@@ -139,7 +139,7 @@ def _sink_cases() -> Iterator[SdpaCase]:
         dtypes=HALVES,
     )
     yield replace(case, name="sink-key", sink="key", needs="q")
-    # with this sink alone, all terms of the gradients of k and v have the same sign
+    # only the sink "query" gives all terms of the gradients of k and v the same sign
     yield replace(case, name="sink-query", sink="query", needs="qkv")
 
 
@@ -562,8 +562,8 @@ CASES = (
         causal=True,
         dtypes=HALVES,
     ),
-    # Not in fp16: with a large scale, some weights are below fp16's smallest number, and a correct
-    # kernel loses them.
+    # This case is not checked in fp16. With a large scale, some weights are below fp16's smallest
+    # number, so that a correct kernel loses them.
     SdpaCase(
         "peaked",
         (

@@ -44,7 +44,7 @@ def error(message: str, fix: Fix | str, source: str = "", /, **measured) -> Resu
 
 
 def warning(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
-    """Return a pass with a fault that costs speed, memory or stability.
+    """Return a passed result that reports a fault, which costs speed, memory or stability.
 
     The arguments are those of :func:`error`.
     """
@@ -53,7 +53,7 @@ def warning(message: str, fix: Fix | str, source: str = "", /, **measured) -> Re
 
 
 def remark(message: str, fix: Fix | str = "", source: str = "", /, **measured) -> Result:
-    """Return a pass with information about something that is not a fault.
+    """Return a passed result with information about something that is not a fault.
 
     The arguments are those of :func:`error`.
     """

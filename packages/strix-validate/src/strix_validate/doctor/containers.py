@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from strix_validate.doctor.tree import Tree
 
-#: Files that a container's manager writes, by manager; the first that exists counts.
+#: Files that a container's manager writes, by manager. The first existing file shows the manager.
 _MARKS = {
     "toolbox": "run/.toolboxenv",
     "podman": "run/.containerenv",

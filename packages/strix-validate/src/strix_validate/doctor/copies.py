@@ -14,8 +14,8 @@ from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
 
 #: GB/s below which a copy is slow. With Linux kernels without the fault, copies from a writable
-#: mapping ran at 1.1 to 1.9 GB/s on a gfx1100, and large ones at 11 GB/s on a gfx1151 (issues 6523
-#: and 6530). With a faulty kernel they ran at 0.002 GB/s.
+#: mapping ran at 1.1 to 1.9 GB/s on a gfx1100, and large copies ran at 11 GB/s on a gfx1151 (issues
+#: 6523 and 6530). With a faulty kernel they ran at 0.002 GB/s.
 SLOW = 0.2
 #: Time limit of the measurement in seconds. With a faulty kernel, the copy takes 8 s.
 TIMEOUT = 90

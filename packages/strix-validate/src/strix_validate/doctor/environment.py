@@ -150,8 +150,8 @@ def _judge_activation(tree: Tree) -> Result:
 
 
 def stray_rocm(tree: Tree) -> Result:
-    """No other ROCm is on the loader's path. Two versions in one process crash, and these packages
-    bring their own: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    """No other ROCm is on the loader's path. Two versions of ROCm in one process crash, and these
+    packages bring their own ROCm: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     folders = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
     installed = ", ".join(folders)
     for file in tree.glob("etc/ld.so.conf.d/*.conf"):
@@ -167,8 +167,8 @@ def stray_rocm(tree: Tree) -> Result:
 
 def kernels(tree: Tree) -> Result:
     """Packages of compiled kernels fit the installed versions. Triton looks a kernel up by its
-    source. A build of flash-attn or vLLM with another source finds no kernel there, and compiles at
-    its first call: docs/validate.md"""
+    source. A build of flash-attn or vLLM with another source finds no kernel in the package, and
+    compiles one at its first call: docs/validate.md"""
     if not tree.prefix:
         return fine()
     lists = kernel_lists.read_lists(tree.prefix)
@@ -259,7 +259,7 @@ def _find_last_installation(tree: Tree) -> float | None:
 
 
 def _find_cache_folders(tree: Tree) -> dict[str, Path]:
-    """Return each cache folder by the path to print: below ~, or as a variable names it."""
+    """Return each cache folder by the path to print, below ~ or in the form of a variable."""
     folders = {f"~/{name}": tree.home / name for name in _CACHE_FOLDERS}
     for variable in _CACHE_VARIABLES:
         name = tree.environ.get(variable)

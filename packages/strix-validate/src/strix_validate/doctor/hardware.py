@@ -31,7 +31,7 @@ from strix_validate.doctor.virtual_packages import REQUIRED, VARIABLES
 _BAD_FIRMWARE = "20251125"
 #: The first date of linux-firmware after the bad MES was withdrawn.
 _GOOD_FIRMWARE = "20260110"
-#: Versions of MES: one that hangs compute, and one with which a machine hung.
+#: Two versions of MES. _BAD_MES hangs compute; with _SUSPECT_MES, a machine hung.
 _BAD_MES = 0x83
 _SUSPECT_MES = 0x86
 _SUSPECT = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
@@ -109,7 +109,7 @@ def _judge_visibility(tree: Tree, target: Node, measured: dict[str, str]) -> Res
         candidates = visible
         visible = _select_visible(candidates, value)
         if variable == "ROCR_VISIBLE_DEVICES" and tree.environ.get(variable) == "":
-            # ROCr only tests whether its variable is set: if it is empty, no GPU is visible.
+            # ROCr only tests whether its variable is set, so that an empty variable hides all GPUs.
             # HIP treats an empty variable as unset.
             visible = []
         if index in candidates and index not in visible:
@@ -275,8 +275,8 @@ def _need_gfx1151() -> None:
 
 
 def driver(tree: Tree) -> Result:
-    """The kernel's own amdgpu driver is loaded. A DKMS driver has an older KFD than a new kernel:
-    https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    """The kernel's own amdgpu driver is loaded. A driver of DKMS has an older KFD than
+    a new kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     need_gpu(tree)
     if not tree.path("sys/module/amdgpu").is_dir():
         if tree.target_driver == "vfio-pci":
@@ -399,7 +399,7 @@ def _judge_override(mes: int | None, override: tuple[str, Fix], measured: dict) 
 
 
 def _judge_bad_mes(tree: Tree, mes: int, version: str | None, measured: dict) -> Result:
-    """Judge a loaded MES that is bad, although the installed package is a good or unknown one."""
+    """Judge a loaded MES that is bad although the installed firmware package is good or unknown."""
     name = f"the loaded MES {hex(mes)}"
     fix = _distribution.suggest_new_firmware(tree)
     if _is_good_firmware(version):

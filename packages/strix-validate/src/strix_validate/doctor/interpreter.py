@@ -60,7 +60,7 @@ class Distribution:
         name: Its name.
         version: Its version.
         installer: The program that installed it; "conda" for pixi's conda packages too.
-        place: The folder that it is in. Python loads it from the first place that has it.
+        place: The folder that contains it. Python loads a distribution from the first such place.
         build: "rocm", "cuda", "cpu", "xpu", or "" if unknown.
         runtime: The version of HIP or ROCm that it was built for, or "".
     """
@@ -91,7 +91,7 @@ class Interpreter:
     base: Path
 
     def find_distributions(self, name: str) -> list[Distribution]:
-        """Return the distributions of a name, the one that Python loads first."""
+        """Return the distributions of a name. Python loads the first of them."""
         distributions: list[Distribution] = []
         for place in self.places:
             distributions += _read_distributions(place, name)
@@ -329,5 +329,5 @@ def is_from_our_channel(record: dict | None) -> bool:
 
 
 def is_our_channel(channel: str) -> bool:
-    """Return whether a channel is this repository's: its name says so, or it is a local folder."""
+    """Return whether a channel is this repository's, judged by its name, or a local folder."""
     return "strix-forge" in channel or channel.startswith(("file:", "/", "."))

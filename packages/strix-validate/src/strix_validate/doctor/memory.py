@@ -65,7 +65,7 @@ def _read_carve_out(tree: Tree) -> int | None:
 
 
 def _list_ttm_modules(tree: Tree) -> list[str]:
-    """Return the modules that may limit GTT: a driver of DKMS brings amdttm beside ttm."""
+    """Return the modules that may limit GTT. A driver of DKMS brings amdttm in addition to ttm."""
     if tree.path("sys/module/amdttm").is_dir():
         return ["amdttm", "ttm"]
     return ["ttm"]
@@ -191,7 +191,7 @@ def _judge_gttsize(tree: Tree, pages: int | None) -> Result:
 
 
 def _judge_misspelt_options(tree: Tree) -> Result:
-    """Warn of options that no driver has: the kernel ignores them without a message."""
+    """Warn of options that no driver has, because the kernel ignores them without a message."""
     for module, names in _MISSPELT.items():
         for setting in parameters.read_settings(tree, module):
             if setting.name in names:

@@ -43,7 +43,7 @@ _WHEEL_OF_GPU = r"(?:rocm_sdk_(?:device|libraries)|amd_torch_device)_(gfx[0-9a-f
 
 #: conda-meta's record of a package.
 _CondaRecord = dict[str, Any]
-#: Distributions by name, each list in the order in which Python looks for them.
+#: Lists of distributions by name, in the order in which Python looks for a distribution.
 _Installed = dict[str, list[Distribution]]
 
 
@@ -350,7 +350,7 @@ def _judge_torchvision(
     torch: Distribution,
     visions: list[Distribution],
 ) -> Result:
-    """Warn of a torchvision of another build: its operators do not load."""
+    """Warn of a torchvision that is not built for ROCm, because its operators do not load."""
     if torch.build != "rocm" or not visions or visions[0].build in ("", "rocm"):
         return fine()
     message = (

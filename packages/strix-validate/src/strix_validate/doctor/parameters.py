@@ -25,7 +25,7 @@ class Setting:
     Attributes:
         module: The kernel module.
         name: The option.
-        value: The value in force; the written one if the module does not show it.
+        value: The value in force, or the written value if the module does not show the former.
         place: COMMAND_LINE, or the path of a file of modprobe.d.
         written: The value that is written in that place.
     """

@@ -18,8 +18,9 @@ from strix_validate.doctor._verdicts import (
 from strix_validate.doctor.parameters import Setting
 from strix_validate.doctor.tree import Tree
 
-#: Milliseconds after which the driver resets a ring: the default of kernels from 7.0 on, that of
-#: kernels before, and the value that ended the resets of a machine under load.
+#: Milliseconds after which the driver resets a ring. _LOCKUP_NEW is the default of kernels from 7.0
+#: on, and _LOCKUP_OLD that of earlier kernels. _LOCKUP_ENOUGH ended the resets of a machine under
+#: load.
 _LOCKUP_NEW = 2000
 _LOCKUP_OLD = 10000
 _LOCKUP_ENOUGH = 20000
@@ -127,7 +128,7 @@ def _judge_lockup(tree: Tree) -> Result:
 
 
 def _judge_scheduler(tree: Tree) -> Result:
-    """Warn of options that replace the scheduler of queues. Guides advise them to prevent hangs."""
+    """Warn of options that replace the queue scheduler, which guides advise to prevent hangs."""
     for name, values in _OTHER_SCHEDULERS.items():
         setting = _find_setting(tree, name)
         if setting is None or setting.value not in values:
@@ -256,8 +257,8 @@ def _judge_battery(tree: Tree) -> Result:
 
 
 def iommu(tree: Tree) -> Result:
-    """The IOMMU is off, or its cost is reported. Without it one Strix Halo ran llama.cpp 5 to 12 %
-    faster, and another, which had crashed within the hour, ran for a week:
+    """The IOMMU is off, or its cost is reported. Without it, one Strix Halo ran llama.cpp 5 to 12 %
+    faster, and another one, which had crashed within an hour, ran for a week:
     https://github.com/kyuz0/amd-strix-halo-toolboxes/issues/66"""
     need_gpu(tree)
     command_line = need_value(tree.read("proc/cmdline"), "the kernel's command line")

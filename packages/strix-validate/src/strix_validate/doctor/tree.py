@@ -33,8 +33,8 @@ _FIRMWARE_PACKAGES = (
     "pve-firmware",
     "linux-firmware",
 )
-#: rpm's packages with this firmware: Fedora's, openSUSE's, and that of distributions which have one
-#: package for all firmware.
+#: Packages of rpm with this firmware: Fedora's package, openSUSE's package, and the package of
+#: distributions that have one package for all firmware.
 _FIRMWARE_RPMS = (
     "amd-gpu-firmware",
     "kernel-firmware-amdgpu",
@@ -104,7 +104,7 @@ class Node:
         render_minor: The minor number of its render node.
         units: Number of compute units, or None if unknown.
         exports_cwsr: Whether KFD exports the size of the context save area (CWSR). Kernels with the
-            fix for this size do.
+            fix for this size export it.
         number: Its number among KFD's nodes, which include CPUs.
     """
 

@@ -21,7 +21,7 @@ VARIABLES = {
     "__amdgpu": "CONDA_OVERRIDE_AMDGPU",
     "__amdgpu_arch": "CONDA_OVERRIDE_AMDGPU_ARCH",
 }
-#: Patterns of the variables' values. Any other value ends pixi with an error, and an empty one
+#: Patterns of the variables' values. Any other value makes pixi end with an error. An empty value
 #: hides the package.
 _ACCEPTED = {
     "__amdgpu": "0?",

@@ -17,7 +17,7 @@ _Pair = tuple[str, Any, str, Any]
 
 
 def pairwise(rows: Sequence[tuple[Row, Sequence[Hashable]]]) -> list[Row]:
-    """Return few of the rows, in order, that together contain each pair of values of two columns.
+    """Return a few rows, in order, that together contain each pair of values of two columns.
 
     Each step chooses the row that adds the most pairs, and the first of several such rows.
 
@@ -42,7 +42,7 @@ def combine(
     columns: Mapping[str, Sequence[Hashable]],
     allows: Callable[[Combination], bool],
 ) -> list[Combination]:
-    """Return few combinations of values that together contain each allowed pair of values.
+    """Return a few combinations of values that together contain each allowed pair of values.
 
     A combination starts from the first missing pair. Each of the remaining columns then gets the
     value that adds the most missing pairs.

@@ -130,7 +130,7 @@ def find_text(config: Mapping) -> dict[str, Any]:
         if not isinstance(part, Mapping):
             raise NoModel(f"{name} is not an object: {part!a:.40}")
         text = dict(part)
-    # Ernie has experts of text and of images: the smaller number makes a lower bound
+    # Ernie has separate numbers of experts for text and images; the smaller makes a lower bound
     for key in ("num_experts", "moe_num_experts", "moe_intermediate_size"):
         if isinstance(text.get(key), list) and text[key]:
             text[key] = min(text[key])

@@ -48,7 +48,7 @@ class Model:
         vocab_size: Number of tokens in the vocabulary.
         num_attention_heads: Query heads.
         formats: Other formats in which the experts' weights are published; keys of FORMATS.
-        rope: Rotary embedding of several positions, if the model or a variant of it has one.
+        rope: Rotary embedding of several positions, if the model or one of its variants has it.
         liger: Norm that its training uses, "llama" or "gemma"; "" if no liger kernels are shipped
             for the model.
     """

@@ -126,7 +126,7 @@ def _unpack_codes(packed: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Codes:
-    """Quantised numbers: entries of a table, times a scale for each block.
+    """Quantised numbers, each of which is an entry of a table times the scale of its block.
 
     Attributes:
         codes: The index of each number in the table.
@@ -145,7 +145,7 @@ class Codes:
         return _scale_blocks(self.table[self.codes], self.scales, self.block)
 
     def require_right(self, values: Tensor, subject: str, *, keeps_sign: bool = False) -> None:
-        """Require that scales are the blocks' largest magnitudes, and codes the nearest ones.
+        """Require that each scale is its block's largest magnitude, and each code is the nearest.
 
         Args:
             values: The numbers that were quantised. In a block of zeros any code is right.
@@ -265,7 +265,7 @@ def _check_codes(
 
 
 def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) -> Result:
-    """Compare a layer's results for one row and for nine rows, and the gradient of the nine.
+    """Compare a layer's results for one row and for nine rows, and the gradient for nine rows.
 
     For one row, bitsandbytes has a kernel of its own.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare matrix products of language models, by both of torch's libraries, with float64."""
+"""Compare matrix products of language models, by each of torch's two libraries, with float64."""
 
 import contextlib
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 @contextlib.contextmanager
 def _preferred(library: str, device: str) -> Iterator[None]:
-    """Make torch use a library, and fail afterwards if torch used the other one.
+    """Make torch use one of the two libraries, and fail afterwards if torch used the other one.
 
     On a chip that torch does not list for hipBLASLt, torch uses rocBLAS and only prints a warning.
     """

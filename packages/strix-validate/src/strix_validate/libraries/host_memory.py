@@ -18,7 +18,8 @@ from strix_validate.numerics import comparison, reference
 ISSUE = "https://github.com/ggml-org/llama.cpp/issues/28211"
 #: Numbers of elements. Most are neither a power of two nor a whole number of pages.
 SIZES = (1, 1000, 1 << 20, (1 << 20) + 3)
-#: How often the CPU writes to the same memory. A cache that is not invalidated has the old values.
+#: How often the CPU writes to the same memory. A cache that is not invalidated still has the values
+#: of the previous round.
 ROUNDS = 10
 KINDS = ("pinned", "managed")
 

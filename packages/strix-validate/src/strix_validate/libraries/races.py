@@ -43,7 +43,7 @@ _ROUNDS_ON_GPU = 50
 #: Rounds on a CPU or under emulation, where no wave is late by chance. Each round has another size
 #: of batch.
 _ROUNDS_ELSEWHERE = 2
-#: Rows of a matrix: few enough for one wave, and as many as in the blocks in which races were seen.
+#: Numbers of rows of a matrix. One wave computes 12 rows; races were seen in blocks of 48 rows.
 _SIDES = (12, 48)
 #: Allowed error of an element in units of rows * eps * the largest element. LAPACK's was 2.5.
 _FACTOR = 20

@@ -5,7 +5,7 @@
 
 vLLM builds each model as its server does, but on torch's meta device: every layer chooses its
 backend and its kernel, and the parameters have shapes but no memory. Mocks replace the kernel
-driver and HIP, which the machine lacks; if the source is not built, they also replace its
+driver and HIP, which the machine lacks; if the source is not built, mocks also replace vLLM's
 operators. vLLM examines the machine once, at import, so this runs in a process of its own.
 """
 
@@ -109,7 +109,7 @@ class OnMeta(TorchFunctionMode):
 def _define_operators(source: Path) -> list[torch.library.Library]:
     """Define an operator for each name that the sources declare.
 
-    Layers look operators up, but call none of them.
+    Layers look the operators up, but do not call them.
     """
     names = set()
     for file in (source / "csrc").rglob("*.cpp"):

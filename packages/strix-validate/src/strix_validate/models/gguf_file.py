@@ -158,7 +158,7 @@ def _open(path: Path, gguf: Any) -> Any:
             return super()._get(offset, dtype, count, override_order)
 
         def _get_field_parts(self, orig_offs, raw_type):
-            """Read a long array of numbers, which is not used, in one piece."""
+            """Read a long array of numbers in one piece, because nothing uses its numbers."""
             if raw_type == gguf.GGUFValueType.ARRAY:
                 kind = int(self._get(orig_offs, "<u4")[0])
                 length = int(self._get(orig_offs + 4, "<u8")[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Count the memory of a model's weights, and that of each token in the KV cache."""
+"""Count the memory of a model's weights, and the memory of each token in the KV cache."""
 
 import re
 from collections.abc import Mapping
@@ -154,7 +154,8 @@ def _sparse_bytes(
 def is_counted(config: Mapping) -> bool:
     """Return whether the count was compared with transformers' own class for this family of models.
 
-    For other families, :func:`weights` is an estimate: their layers may differ from Llama's.
+    For other families, :func:`weights` is an estimate, because their layers may differ from
+    Llama's.
     """
     return str(find_text(config).get("model_type")) in read_table()["counted"]
 
@@ -208,7 +209,7 @@ def _heads(text: Mapping, hidden: int, kind: str, number: int) -> int:
 
 
 def _num_layers_with_keys(text: Mapping) -> int:
-    """Count the layers that compute keys and values; the others use those of earlier layers."""
+    """Count the layers that compute keys and values. Other layers use those of earlier layers."""
     return len(list_layers(text)) - (text.get("num_kv_shared_layers") or 0)
 
 
@@ -353,7 +354,7 @@ def _dense_size(text: Mapping) -> int | list[int]:
     # Granite 4 calls its dense layers "shared"
     names = ["shared_intermediate_size", "intermediate_size"]
     if text.get("num_experts"):
-        # Llama 4 has a size of its own for dense layers
+        # Llama 4 has a separate key for the size of dense layers
         names.insert(0, "intermediate_size_mlp")
     for name in names:
         if text.get(name):
@@ -516,7 +517,7 @@ def _cached_numbers(text: Mapping, kind: str) -> float:
         if ratio == 4:
             numbers += index_keys
         return numbers / ratio
-    if text.get("o_lora_rank"):  # one head, whose keys are its values
+    if text.get("o_lora_rank"):  # the layer has one head, in which the keys are also the values
         return text["head_dim"]
     rank = text.get("kv_lora_rank")
     if rank:

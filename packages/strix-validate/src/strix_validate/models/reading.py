@@ -11,7 +11,7 @@ from strix_validate.layers.defaults import NoModel
 from strix_validate.models import diffusion, gguf_file, lora, mistral
 
 CONFIG = "config.json"
-#: Files that describe a model: for vLLM, for diffusers, for vLLM in Mistral's format, and a LoRA.
+#: Files that describe a model: config.json, diffusers' file, Mistral's file, and a LoRA's file.
 _FILES = (CONFIG, diffusion.INDEX, mistral.FILE, lora.FILE)
 #: The file in which ModelOpt of 2024 wrote the format of the weights.
 _MODELOPT = "hf_quant_config.json"

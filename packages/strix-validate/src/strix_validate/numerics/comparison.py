@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare a result with the reference; the allowed error follows from that of correct kernels."""
+"""Compare a result with the reference; the allowed error follows from correct kernels' errors."""
 
 import math
 from collections.abc import Callable
@@ -25,8 +25,8 @@ RMS_FACTORS = {
     torch.bfloat16: 3.0,
 }
 
-#: Allowed mean signed error in the same units. In float32 it is as large as the allowed root mean
-#: square error.
+#: Allowed mean signed error in the same units. In float32, the allowed mean error is as large as
+#: the allowed root mean square error.
 DRIFT_FACTORS = {
     torch.float32: 10.0,
     torch.float16: 0.5,
@@ -135,7 +135,7 @@ def drift(actual: Tensor, expected: Tensor) -> float:
     """Return the absolute value of the mean error or, if larger, of the mean error towards zero.
 
     The errors of a kernel that truncates instead of rounding have one sign, so their mean is large.
-    The errors of correct kernels cancel. The result is 0 where :func:`max_error` is infinite.
+    The errors of correct kernels cancel. The result is 0 if :func:`max_error` returns infinity.
     """
     error = _subtract(actual, expected)
     if not error.numel() or not bool(error.isfinite().all()):

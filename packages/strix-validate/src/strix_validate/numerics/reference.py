@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compute reference attention: in float64, with a smaller dtype's rounding, or of magnitudes."""
+"""Compute reference attention: in float64, with a smaller dtype's rounding, or with magnitudes."""
 
 import math
 from collections.abc import Callable

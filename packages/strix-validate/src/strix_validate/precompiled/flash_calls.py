@@ -16,7 +16,7 @@ import torch
 from strix_validate.attention import flash
 from strix_validate.triton.call import BF16, FP16, DeferredCall, defer
 
-#: Changes a call to one without gradients.
+#: Fields that remove the gradients from a call.
 FORWARD = {"grad_out": None}
 #: A length in tokens that is not a multiple of 16.
 _ODD = 100

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Calls that launch vLLM's kernels as its server does: same layout of the cache, scales, padding.
 
-With the recipe's patches, vLLM's attention kernels are compiled for the fields of a layer in
-LAYERS, but of the numbers of heads only their ratio matters. Kernels of linear and latent attention
-are compiled for a model's heads, and those of sampling for its vocabulary. For linear attention,
-each configuration of an autotuner is compiled, because only the GPU can tell which one is fastest.
+With the recipe's patches, vLLM's attention kernels are compiled for each layer in LAYERS. Two
+layers that differ only in their numbers of heads, but not in the ratio of these numbers, share
+their kernels. Kernels of linear and latent attention are compiled for a model's heads, and kernels
+of sampling for the size of its vocabulary. For linear attention, each configuration of an autotuner
+is compiled, because only the GPU can tell which one is fastest.
 """
 
 from collections.abc import Iterable, Iterator

@@ -171,7 +171,7 @@ def _replace_none(value: float | None) -> float:
 
 
 def _draw_server(loads: list[dict]) -> Figure:
-    """Draw a server's tokens per second and time to the first one, by concurrent requests."""
+    """Draw a server's tokens per second and time to the first token, by concurrent requests."""
     figure = Figure(figsize=(8, 3), layout="constrained", label="a server under load")
     requests = [str(load["requests"]) for load in loads]
     labels = {

@@ -172,7 +172,7 @@ class Record(StrictModel):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> "Record":
-        """Refuse a record that no run writes, whose fields contradict each other."""
+        """Refuse a record whose fields contradict each other. No run writes such a record."""
         if self.summary != summarise(self.checks):
             raise ValueError("the summary does not match the checks")
         ids = {check.id for check in self.checks}

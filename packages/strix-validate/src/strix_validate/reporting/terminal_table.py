@@ -78,7 +78,7 @@ def _show_reasons(record: Record, console: Console) -> None:
     for (verdict, reason), ids in reasons.items():
         names = ""
         if verdict is State.SKIPPED:
-            # The table of checks names those that are cut off here.
+            # The table of checks lists the ids that are cut off here.
             listed = textwrap.shorten(", ".join(ids), 240, placeholder=" …")
             names = f" ({listed})"
         label = _colour(verdict, len(ids))

@@ -37,9 +37,9 @@ _FAR = 5
 LONG = 640
 #: Tokens of the prompts in which numbers are hidden.
 RECALLED = (8192, 32768)
-#: Maximum bits per byte of the known text, and nats per token. Trained models need 0.3 to 1.3 bits
-#: per byte and less than 4 nats per token. A model that guesses needs log2(32,000) / 4.3 = 3.5 bits
-#: and 10 nats; if its tokens are bytes, 8 bits and 5.5 nats.
+#: Maximum bits per byte of the known text, and maximum nats per token. Trained models need 0.3 to
+#: 1.3 bits per byte and less than 4 nats per token. A model that guesses needs log2(32,000) / 4.3 =
+#: 3.5 bits and 10 nats; if its tokens are bytes, the model needs 8 bits and 5.5 nats.
 _BITS = 2.0
 _NATS = 4.5
 #: Tokens of a window of the known text.
@@ -65,7 +65,7 @@ _SUBJECTS = [
 PROMPTS = tuple(
     f"In one long paragraph, the causes and the consequences of {subject}:" for subject in _SUBJECTS
 )
-#: Prompts that all differ; each is sent twice at once.
+#: Different prompts. Each one is sent twice at the same time.
 MANY = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TOGETHER * _ROUNDS // 2 + 1)]
 #: A text with letters of several bytes, which a model continues with more such letters.
 LETTERS = ("日本語、中文、한국어、Ελληνικά、🙂🦭🙂🦭 — " * 6).rstrip()
@@ -295,7 +295,7 @@ def _sum_probabilities(steps: Sequence[dict[int, float]]) -> list[float]:
 
 
 def _require_likeliest_listed(steps: Sequence[dict[int, float]], scored: Scores) -> None:
-    """Require that every token is listed that prefill finds clearly likelier than a listed one."""
+    """Require that each token is listed that prefill finds clearly likelier than a listed token."""
     for step, expected in zip(steps, scored.listed, strict=True):
         threshold = min(step.values()) + _FAR * _BOUND
         absent = [
@@ -365,7 +365,7 @@ def judge_recall(server: Endpoint, length: int) -> dict:
     missed_depths: list[str] = []
     begin = time.perf_counter()
     for place in range(_HIDDEN):
-        # two prompts at once, which have different numbers and differ from the first word on
+        # the two prompts sent at once hide different numbers, and differ from the first word on
         with ThreadPoolExecutor(2) as pool:
             requests = [pool.submit(_ask_number, server, pages, place, i) for i in (0, 1)]
             answers = [request.result() for request in requests]
@@ -562,7 +562,7 @@ def judge_abort(
     number: int = 24,
     bound: float = _BOUND,
 ) -> dict:
-    """Require that the next client gets a correct answer in time after others disconnected.
+    """Require that after clients disconnect, the next client gets a correct answer in time.
 
     Args:
         server: The server.

@@ -18,9 +18,10 @@ class Reply:
     """An answer of a chat.
 
     Attributes:
-        prompt: Token ids of the filled-in template; empty in a stream, or if the server gives none.
+        prompt: Token ids of the filled-in template; empty in a stream, or if the server gives no
+            ids.
         tokens: Token ids of the answer, thoughts and end token included; empty if the server gives
-            none.
+            no ids.
         logprobs: Log probability of each token; empty in a stream.
         content: Text of the message; None if the server sends null.
         reasoning: Thoughts that a parser separated from the message.

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import Endpoint, Generation, Refused
 
-#: Number of draws for a setting, and in one request.
+#: Number of draws for a setting, and number of draws in one request.
 _DRAWS = 256
 _DRAWS_PER_REQUEST = 64
 #: Limit of a sample's deviation, in standard deviations. One correct sample in 100,000 exceeds the
-#: limit; therefore a second sample then decides.
+#: limit, so a second sample then decides.
 _DEVIATIONS = 4.3
 #: Beginnings after which several tokens are likely.
 _PROMPTS = (
@@ -28,7 +28,7 @@ _PROMPTS = (
     "It was the",
     "We hold these",
 )
-#: Number of tokens that a request lists: vLLM's limit, and OpenAI's.
+#: Maximum numbers of tokens that a request can list, by vLLM and by OpenAI.
 _LISTED_BY_VLLM = 20
 _LISTED_BY_OPENAI = 5
 #: A text that repeats itself, so that a model goes on repeating it.
@@ -50,7 +50,7 @@ class _Setting:
     Attributes:
         parameters: Keys of the request.
         expected: Probability of each token, up to a common factor.
-        other: Probability of all other tokens together, up to the same factor.
+        other: Probability of all tokens that `expected` lacks, up to the same factor.
         unclear: Tokens near a limit such as top_k, which may be allowed or not.
         power: Power to which the model's probabilities were raised.
     """
@@ -405,7 +405,7 @@ def _list_shortfalls(
     answer: Generation,
     penalty: Callable[[int], float],
 ) -> list[float]:
-    """Return by how much each token is less likely than the likeliest one after the penalty.
+    """Return by how much each token is less likely than the likeliest token after the penalty.
 
     Args:
         server: The server.

@@ -96,7 +96,7 @@ def _score(folder: str, tokens: list[int]) -> dict:
 
 
 def _generate(folder: str, dtype: str = "float16") -> dict:
-    """Generate greedy tokens for one prompt, several times in a batch, with vLLM in this process.
+    """Generate greedy tokens for a batch of equal prompts, with vLLM in this process.
 
     Returns:
         "tokens": the tokens of each repeat.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of a user's server with any model: a running server, or one started for a folder."""
+"""The checks of a user's server with any model: one that runs, or one started for a folder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -82,7 +82,7 @@ def _computed_once(compute: Callable) -> property:
 
 @dataclass
 class ServerSession:
-    """The model, its offline output, and the server, each created on first use.
+    """The model, its offline output, and the server. Each is created when it is first used.
 
     Attributes:
         device: "cuda", or another name if torch has no GPU.

@@ -19,7 +19,7 @@ _POWER_OFF = "https://github.com/superm1/amd-debug-tools/issues/48"
 
 
 def advise(tree: Tree) -> str:
-    """Return advice for this machine; without an AMD GPU, only to read the kernel's log.
+    """Return advice for this machine. Without an AMD GPU, advise only to read the kernel's log.
 
     Call this before the loads begin, because reading a driver's files may block when the GPU hangs.
     """

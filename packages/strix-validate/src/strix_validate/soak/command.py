@@ -44,7 +44,7 @@ TURN = 15.0
 _MIN_TURNS = 3
 #: Seconds between two lines on the terminal.
 _LINE = 60.0
-#: The flags of the tiny model's server. The number of sequences equals that of requests.
+#: The flags of the tiny model's server. Its number of sequences equals the number of requests.
 _SERVER_FLAGS = (
     "--dtype",
     "float16",
@@ -89,7 +89,7 @@ class SoakRecord:
         return self._stem.with_name(f"{self._stem.name}.{suffix}")
 
     def make_record(self) -> Record:
-        """Return the record so far; before the end of the story, it lacks the check WHOLE."""
+        """Return the record so far; it lacks the check WHOLE before the story's end."""
         checks = []
         for result in judge(self._story):
             check = record.make_check_record("soak", result)

@@ -22,7 +22,7 @@ KMSG = Path("/dev/kmsg")
 
 
 class KernelLog:
-    """The kernel's messages from now on.
+    """The kernel's messages since this object was created.
 
     Attributes:
         absent: The reason why the messages cannot be read, or "".

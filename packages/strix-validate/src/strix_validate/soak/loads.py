@@ -145,8 +145,8 @@ class TensorLoad:
 
         For a tensor that varies from call to call, each result is compared with float64. For other
         tensors, each result is compared with the first one, and the last result of the step with
-        float64. In case that comparisons on the GPU are wrong, the CPU also compares the last
-        result of one tensor, a different tensor in each step.
+        float64. Comparisons on the GPU may be wrong, so the CPU also compares the last result of
+        one tensor, a different tensor in each step.
 
         Results are overwritten with NaN. Otherwise, if the next call gets the same memory and its
         kernel writes nothing, the right numbers would still be there.
@@ -311,7 +311,7 @@ class CopyLoad:
 
 
 class ServerLoad:
-    """Concurrent requests to a server of a tiny model, compared with its own prefill.
+    """Concurrent requests to a server of a tiny model. Answers are compared with its own prefill.
 
     If two tokens are almost equally likely, either may be generated, because the order of summation
     depends on the batch.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class LineProcess:
-    """A Python module in a process group of its own, which ends when its standard input is closed.
+    """A Python process in its own process group. It ends when its standard input is closed.
 
     Ctrl-C on the terminal does not reach the process; the recorder decides when it ends.
     """
@@ -104,7 +104,8 @@ class LineProcess:
     def stop(self, limit: float = 10.0) -> bool:
         """End the process and its children; return False if it cannot be killed.
 
-        A process that waits inside a driver ignores even SIGKILL. After 5 seconds, it is abandoned.
+        A process that waits inside a driver ignores even SIGKILL. After 5 seconds, such a process
+        is abandoned.
 
         Args:
             limit: Seconds within which the process may end by itself.

@@ -16,7 +16,7 @@ from strix_validate.soak.telemetry import COLUMNS, resident_mib
 
 #: Seconds after which a reading is too old to be recorded.
 _STALE = 5.0
-#: Seconds without progress that are allowed before the first turn, in which torch is imported,
+#: Seconds without progress that are allowed before the first turn. In this time, torch is imported,
 #: kernels are compiled, and the CPU computes the references.
 PREPARE_LIMIT = 600.0
 #: The columns of the table, one row each second.
@@ -131,7 +131,7 @@ class Recorder:
             self._clock.wait_until(begin + second)
 
     def _read_children(self, at: float) -> str:
-        """Add the output of the children and of the kernel to the story; return its events."""
+        """Add the output of the children and of the kernel to the story; return the new events."""
         story = self._story
         faults_before = story.number_of_faults
         for line in self._worker.lines():

@@ -64,13 +64,13 @@ class Story:
         turn: The number of the current turn.
         running: A description of the load or the preparation that runs.
         progress_at: The second of the last sign of progress.
-        prepared_at: The second in which all loads were prepared; None before.
+        prepared_at: The second in which all loads were prepared; None before that second.
         kernel: The kernel's messages of faults, each with its second.
         kernel_absent: The reason why the kernel's messages cannot be read.
         sensors_absent: The reason why the sensors cannot be read.
         failure: The worker's last message before it failed.
         unable: The reason why no load can run here.
-        ending: Why the loads ended early, and which load was running; empty if they did not.
+        ending: Why the loads ended early, and which load was running; empty if they ended in time.
         advice: Advice for a hang or a crash.
         is_whole: Whether the loads ran for the whole time.
     """

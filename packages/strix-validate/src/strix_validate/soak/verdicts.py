@@ -85,7 +85,7 @@ CHECKS = [WHOLE, *RESULTS.values(), DRIFT, THROTTLING, MEMORY, KERNEL, SENSORS]
 
 
 def judge(story: Story) -> list[Result]:
-    """Return the results so far; WHOLE has one only after an end without interruption."""
+    """Return the results so far. WHOLE has a result only after an end without interruption."""
     if story.unable:
         return [Result(check, State.SKIPPED, story.unable) for check in CHECKS]
     results = [_judge_results(story, name, check) for name, check in RESULTS.items()]
@@ -308,7 +308,7 @@ def _list_numbers(rows: list[dict], name: str) -> list[float]:
 
 
 def _judge_kernel(story: Story) -> Result:
-    """Judge the kernel's messages: each one is a fault."""
+    """Judge the kernel's messages, each of which is a fault."""
     if story.kernel_absent:
         return Result(KERNEL, State.SKIPPED, story.kernel_absent)
     faults = []
@@ -329,7 +329,7 @@ def _judge_sensors(story: Story) -> Result:
     for name in COLUMNS:
         values = _list_numbers(story.samples, name)
         if values:
-            # The unit comes last: clock_least_mhz.
+            # The unit comes last, as in clock_least_mhz.
             label, _, unit = name.rpartition("_")
             measured[f"{label}_least_{unit}"] = min(values)
             measured[f"{label}_most_{unit}"] = max(values)
@@ -372,7 +372,7 @@ def _find_mean(rows: list[dict], name: str) -> float | None:
 
 
 def _find_speeds(story: Story) -> dict[int, float]:
-    """Return the median rate of each turn as a share of that of the load's first turn."""
+    """Return the median rate of each turn as a share of the rate of the load's first turn."""
     shares: dict[int, float] = {}
     for steps in story.steps.values():
         by_turn: dict[int, list[float]] = {}

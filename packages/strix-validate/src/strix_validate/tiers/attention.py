@@ -22,8 +22,8 @@ from strix_validate.triton_packages import package_checks
 
 #: Title and dtypes of flash-attn's checks, by where its kernels run. The package accepts half
 #: precision only. Its kernels also accept float32, in which smaller errors show, so the interpreter
-#: runs them in float32 too. It does not run bfloat16, because it computes dot products of
-#: bfloat16 wrongly.
+#: runs them in float32 too. The interpreter does not run bfloat16, because it computes dot products
+#: of bfloat16 wrongly.
 _FLASH = {
     "gpu": ("flash-attn", (torch.float16, torch.bfloat16)),
     "interpreter": ("flash-attn (Triton interpreter)", (torch.float32, torch.float16)),
@@ -57,7 +57,7 @@ def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check."""
     is_quick_on_cpu = options.device == "cpu" and options.size is Size.QUICK
     if is_quick_on_cpu and "OMP_NUM_THREADS" not in os.environ:
-        # The tensors are small: on busy cores, threads would only wait for each other.
+        # The tensors are small, so that threads on busy cores would only wait for each other.
         torch.set_num_threads(1)
     yield from _run_torch(selected, options)
     kind = _kind(options)
@@ -144,7 +144,7 @@ def judge(
     case: flash_cases.FlashCase,
     answer: triton_modes.CallAnswer,
 ) -> Result:
-    """Pass a case whose answer is correct, and a refusal where the case allows one."""
+    """Pass a case if its answer is correct, or if the case allows a refusal and gets one."""
     if answer.error is None:
         return compare(check, answer.tensors, case.expected, case.call.dtype)
     kind, message = answer.error

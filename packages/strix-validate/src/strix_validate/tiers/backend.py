@@ -159,8 +159,8 @@ def versions(options: RunOptions) -> dict:
 def environment(options: RunOptions) -> Result:
     """No harmful environment variable is set.
 
-    Guides for older chips set HSA_OVERRIDE_GFX_VERSION. With kernels built for this chip, it causes
-    memory faults: https://github.com/ROCm/legacy-rocm-build/issues/5824
+    Guides for older chips set HSA_OVERRIDE_GFX_VERSION. With kernels built for this chip, the
+    variable causes memory faults: https://github.com/ROCm/legacy-rocm-build/issues/5824
     """
     del options
     harmful = [f"{name}: {effect}" for name, effect in HARMFUL.items() if os.environ.get(name)]
@@ -292,7 +292,7 @@ def _execute(route: str, options: RunOptions) -> dict:
 
 
 def default_is_fused(options: RunOptions) -> dict:
-    """A call that forces no backend runs a fused one, not math.
+    """A call that forces no backend runs a fused backend, not math.
 
     A check that exits 0 whichever backend ran proves nothing:
     https://github.com/ROCm/TheRock/issues/1364

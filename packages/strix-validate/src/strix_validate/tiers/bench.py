@@ -77,7 +77,7 @@ class Work:
 
 #: The layer that "gqa" and "decode" take their sizes from.
 _LAYER = MODELS["Llama-3.1-8B"].layers.attention[0]
-#: The measured sizes by name. The first five are those of published.toml.
+#: The measured sizes by name. published.toml has the first five sizes.
 SIZES = {
     "tiny": Work(1, 1, 128, 64),
     "small": Work(2, 4, 512, 64),
@@ -118,9 +118,9 @@ _MIN_SPEEDUP = 1.5
 _TIMER_TOLERANCE = 0.05
 #: Milliseconds below which a difference between the two timers is recorded, but not judged. Both
 #: timers overwrite the GPU's cache before a call, and the host launches the call's kernels
-#: meanwhile. This does not hide all launches of so short a call, so either timer measures some of
-#: them. torch launches a backward pass from another thread, which took up to 0.14 ms on an H200's
-#: host.
+#: meanwhile. If the call is this short, this does not hide all launches, so either timer measures
+#: some launches. torch launches a backward pass from another thread; the launch took up to 0.14 ms
+#: on an H200's host.
 _LAUNCHES = 0.2
 #: Operations of a pass, relative to a forward pass.
 _DIRECTION_FACTORS = {"forward": 1.0, "backward": 2.5}
@@ -204,7 +204,7 @@ def _call_measure(
     case: tuple[str, str, str],
     options: RunOptions,
 ) -> dict:
-    del options  # measure has them already
+    del options  # the function `measure` already has the options
     return measure(*case)
 
 
@@ -220,7 +220,7 @@ def applies(check: Check, options: RunOptions) -> bool:
 
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check."""
-    # cached, because checks that compare measurements use them again
+    # measurements are cached, because checks that compare them use them again
     measure = cache(partial(_measure, options))
     yield from run_each(selected, options, bodies(measure))
 
@@ -499,7 +499,7 @@ def _time_by_both_timers(function: Callable[[], object]) -> tuple[float, float]:
     timed_medians = []
     do_bench_medians = []
     for _ in range(5):
-        # alternately, so that a change of clocks affects both
+        # the timers alternate, so that a change of clocks affects both
         timed_medians.append(time_call(function, "cuda").median)
         do_bench_medians.append(do_bench(function, return_mode="median"))
     return min(timed_medians), min(do_bench_medians)

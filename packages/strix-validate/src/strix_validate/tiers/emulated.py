@@ -38,8 +38,8 @@ def judge(
 ) -> Result:
     """Fail a call that raised an exception, returned a wrong number, or executed no kernel.
 
-    LLVM can drop a wait that a barrier needs. A call that is correct only after the emulator has
-    put such waits back is skipped. skips.toml names the calls for which this is expected.
+    LLVM can drop a wait that a barrier needs. A call is skipped if it is correct only after the
+    emulator has put such waits back. skips.toml names the calls for which this is expected.
     """
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))

@@ -50,7 +50,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return whether a check is for this kind of server: a user's, or that of a tiny model."""
+    """Return whether a check is for this kind of server, the user's or a tiny model's."""
     name = _name(check)
     if name == "url-questions" and not options.questions:
         return False
@@ -75,7 +75,7 @@ def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
 
 
 def announce(selected: list[Check], options: RunOptions) -> Iterator[str]:
-    """Yield what the selected checks of a user's server cost; nothing for other checks."""
+    """Yield the cost of the selected checks of a user's server, and nothing for other checks."""
     names = [_name(check) for check in selected if _name(check) in USER_CHECKS]
     if options.model and names:
         endpoint = Endpoint(options.url, options.model) if options.url else None
@@ -385,7 +385,7 @@ def latency(session: ServerSession) -> dict:
 def stop(session: ServerSession) -> dict:
     """The server ends on SIGTERM and leaves no process.
 
-    A process left behind would keep the GPU's memory:
+    A process that is left would keep the GPU's memory:
     https://github.com/vllm-project/vllm/issues/32180
     """
     status = session.server.stop(session.stop_limit)
@@ -403,8 +403,8 @@ def _model_check(name: str) -> ServerCheck:
     return ServerCheck(partial(_judge_model, name), reason)
 
 
-#: The checks of the tiny models in the order in which they run. The last one stops the server. The
-#: argument of each judge is the session.
+#: The checks of the tiny models in the order in which they run. The last check stops the server.
+#: The argument of each judge is the session.
 SESSION_CHECKS: dict[str, ServerCheck] = {
     "offline-repeats": _from_docstring(offline_repeats),
     "offline-logits": _from_docstring(offline_logits),

@@ -16,7 +16,8 @@ _LIBDEVICE: dict[str, Callable] = {
     "rsqrt": lambda x: 1 / numpy.sqrt(x),
     "tanh": numpy.tanh,
 }
-#: The only inline assembly in the checked kernels: vLLM's kernel for 4-bit weights in fp16 has it.
+#: The only inline assembly in the checked kernels. It is in vLLM's kernel for 4-bit weights in
+#: fp16.
 _AND_OR = re.compile(r"v_and_or_b32 \$0, \$1, \$2, (0x[0-9a-f]+)")
 
 

@@ -325,7 +325,8 @@ def _describe_executed(launch, lost_wait: str) -> ExecutedKernel:
 
 
 if __name__ == "__main__":
-    # Run the module under its importable name: the parent cannot unpickle classes of __main__.
+    # Run the module under its importable name, because the parent cannot unpickle classes of
+    # __main__.
     from strix_validate.triton import modes
 
     modes._run_child(*sys.argv[1:])

@@ -105,8 +105,8 @@ def _measure_nothing(is_called: bool, call, quantiles=None) -> list[float]:
 def take_first_candidate() -> None:
     """Make triton.autotune choose its first configuration on a real GPU, as the stand-in does.
 
-    fla's kernels have dozens of configurations. To compile them for an H100 took minutes, and noise
-    in the measured times decides which one is chosen.
+    fla's kernels have dozens of configurations. Their compilation for an H100 took minutes, and
+    noise in the measured times decides which configuration is chosen.
     """
     from triton.runtime import driver
 
@@ -284,7 +284,7 @@ def skip_products() -> None:
 def accept_cpu_tensors() -> None:
     """Register flash-attn's operators for CPU tensors.
 
-    flash-attn registers them for GPU tensors only, although the functions accept both.
+    flash-attn registers them for GPU tensors only, although its functions also accept CPU tensors.
     """
     interface = sys.modules["flash_attn.flash_attn_interface"]
     for name in ("forward", "varlen_forward", "backward", "varlen_backward"):

@@ -2,8 +2,8 @@
 """flash-linear-attention's kernels, as Qwen3-Next, Qwen3.5 and Kimi Linear call them.
 
 The rules are the gated delta rule, KDA (which has a gate for each lane of a key) and gated linear
-attention. Prefill and training compute chunks of 64 tokens, training with gradients. Decoding
-computes one token at a time.
+attention. Prefill and training compute chunks of 64 tokens. Training also computes gradients.
+Decoding computes one token at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -381,7 +381,7 @@ COMPUTED = {
     "gdn": Case(attention, _CHUNK),
     "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
     "gdn-packed": Case(partial(attention, lengths=(70, 30)), _PACKED),
-    # Two of the sequences are whole numbers of chunks, and the one between them is not.
+    # Two of the sequences are whole numbers of chunks; the sequence between them is not.
     "gdn-packed-state": Case(
         partial(attention, lengths=(64, 30, 128), heads=1, state=True, train=False),
         _PACKED,
@@ -465,7 +465,7 @@ def _list_layer_calls(
     return [(build, BF16) for build in builds]
 
 
-#: Calls of a layer of Qwen3-Next. The layers of Qwen3.5-35B-A3B are the same.
+#: Calls of a layer of Qwen3-Next. Qwen3.5-35B-A3B has the same layers.
 _QWEN3_NEXT = _list_layer_calls("gdn", 32, 128, 128, (32, 3200))
 SHIPPED: dict[str, list[Shipped]] = {
     "sample": [(build, dtype) for build, dtype in _QWEN3_NEXT if build.keywords.get("decode")],

@@ -433,7 +433,7 @@ COMPUTED = {
     "loss": Case(loss, _LABELS),
     "loss-sum": Case(partial(loss, reduction="sum"), "a sum divided by the number of labels"),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
-    # Only in float32; see FLOAT16_OR_32.
+    # This case is only in float32; see FLOAT16_OR_32.
     "loss-low": Case(partial(loss, low=-8.0), reference.LOW_SCORES_FAULT, torch.float32),
     "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
     "loss-words": Case(

@@ -240,7 +240,7 @@ def _build_experts(
     dtype: torch.dtype,
     source: Path,
 ) -> Problem:
-    """Return both products of a layer of experts, which share a configuration."""
+    """Return the problem of a layer's two products of experts, which share a configuration."""
     bits = 16
     if layer.group:
         bits = 4
@@ -541,7 +541,7 @@ def _read_cost(lookup: Lookup) -> KernelCost:
 
 
 def combine_costs(costs: Iterable[KernelCost]) -> KernelCost:
-    """Return the worst of each count: the minimum of waves and wmma, the maximum of the others."""
+    """Return the worst of each count: the minimum of waves and wmma, the maximum of all others."""
     columns = zip(*map(astuple, costs), strict=True)
     values = {}
     for column, field in zip(columns, fields(KernelCost), strict=True):
@@ -551,7 +551,7 @@ def combine_costs(costs: Iterable[KernelCost]) -> KernelCost:
 
 
 def reject(cost: KernelCost, packaged: KernelCost) -> str:
-    """Return why a configuration is not worth measuring besides the packaged one, or ""."""
+    """Return why a configuration other than the packaged one is not worth measuring, or ""."""
     if cost.scratch > packaged.scratch or cost.vgpr_spills > packaged.vgpr_spills:
         return f"{cost.scratch} bytes of scratch, {cost.vgpr_spills} registers spilled"
     if cost.lds > TARGETS[TARGET].lds:

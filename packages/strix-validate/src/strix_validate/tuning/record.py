@@ -20,8 +20,8 @@ from strix_validate.reporting.record import Device, StrictModel
 _MAX_RATIO = 0.98
 _MIN_WINS = 0.8
 _FILE = "record.json"
-#: The package of each library, and the path in it that is hashed: the kernels, and the code that
-#: chooses their tiles.
+#: The package of each library, and the path in the package that is hashed. The path contains the
+#: kernels, and the code that chooses their tiles.
 _SOURCES = {
     "flash-attn": ("flash_attn", "flash_attn_triton_amd"),
     "aiter": ("aiter", "ops/triton/_triton_kernels/flash_attn_triton_amd"),
@@ -133,7 +133,7 @@ class Tuned(StrictModel):
     def is_faster(self, trial: Trial) -> bool:
         """Return whether a trial is faster than the packaged configuration.
 
-        The difference must be larger than between two measurements of the same configuration.
+        The difference must exceed the difference between two measurements of one configuration.
         """
         ratios = self._compute_ratios(trial)
         wins = sum(ratio < 1 for ratio in ratios)

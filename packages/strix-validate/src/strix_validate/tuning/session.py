@@ -22,7 +22,7 @@ _READINGS = 3
 #: Maximum time in seconds between two lines of the worker, which imports torch and compiles kernels
 #: in the meantime.
 _MAX_SILENCE = 300.0
-#: Number of last rounds whose median clock is compared with that of the earlier rounds.
+#: Number of last rounds whose median clock is compared with the median clock of the earlier rounds.
 _LAST_ROUNDS = 3
 _WORKER = "strix_validate.tuning.worker"
 _SENSORS = "strix_validate.soak.telemetry"
@@ -55,7 +55,7 @@ class Sensors:
         return self.latest
 
     def readings(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the next readings, one each second. If the sensors end, repeat the last one."""
+        """Yield a new reading each second. If the sensors end, repeat the last reading."""
         self.read()
         for _ in range(number):
             with suppress(TimeoutError):

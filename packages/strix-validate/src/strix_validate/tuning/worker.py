@@ -51,7 +51,7 @@ class Request:
         configurations: The configurations to check and to time; the first is the packaged one.
         device: "cuda", or "cpu" for Triton's interpreter.
         first: The number of the first round.
-        rounds: The number after that of the last round.
+        rounds: The number of the last round, plus 1.
     """
 
     problem: Problem
@@ -89,7 +89,7 @@ def _is_forward(problem: Problem) -> bool:
 
 
 def _select_results(results: dict[str, Tensor], expected: Expected) -> Expected:
-    """Return the expected values of the results that a call has; it may have no gradients."""
+    """Return the expected values of the results that a call has. The call may have no gradients."""
 
     def select(dtype: Precision) -> dict[str, Tensor]:
         names = results.keys() & _COMPARED

@@ -170,8 +170,8 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
     """Build a call of unified_attention, which computes attention over a paged cache.
 
     Entries of the cache that no query sees are NaN, and so is the scratch memory. Batches that only
-    decode are padded like those of captured graphs: with rows that belong to no sequence, and with
-    a sequence without tokens.
+    decode are padded like batches of captured graphs: with rows that belong to no sequence, and
+    with a sequence without tokens.
 
     Args:
         randn: Draws the numbers.

@@ -2,7 +2,7 @@
 """vLLM's fused mixture of experts as its server launches it, with the tuned tables of this GPU.
 
 This module follows vllm/model_executor/layers/fused_moe/experts/triton_moe.py. A layer has two
-products, and the router's weights are applied to the result of the second one.
+products. The router's weights are applied to the result of the second product.
 """
 
 import importlib

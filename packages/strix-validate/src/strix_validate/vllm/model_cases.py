@@ -3,7 +3,7 @@
 
 The values that a kernel is compiled for are those of the models: head dims, experts per token,
 groups of weights and ranks. Numbers of tokens, experts and heads are as low as they can be without
-hiding faults, and sizes that only add tiles are shortened to the last tiles. A quick run includes
+hiding faults, and sizes that only add tiles are shortened to the last tiles. A quick run includes a
 few cases of each family, which together contain each pair of values. A full run includes all.
 """
 

@@ -24,7 +24,8 @@ SIGMAS = 5.0
 #: Factor that spreads consecutive numbers over all bits of a seed.
 _SEED_FACTOR = 0x9E3779B97F4A7C1
 _SEEDS = 1 << 62
-#: Logit that fills the padding after a row. If a kernel reads it, it is the largest one.
+#: Logit that fills the padding after a row. A kernel that reads the padding finds the largest logit
+#: there.
 _WINNING = 1e4
 
 
@@ -49,7 +50,7 @@ def _describe_kept(logits: Tensor) -> dict[str, Tensor]:
 
 
 def _shape_end(logits: Tensor, count: int, ties: int, gap: float) -> None:
-    """Change a row's logits around the last one that is kept, in place.
+    """Change a row's logits around the last kept logit, in place.
 
     Args:
         logits: The row, (vocabulary,).

@@ -276,7 +276,7 @@ def _runs_as_is(name: str) -> bool:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Find and load modules of vLLM, some from files in a folder and the others as mocks."""
+    """Find and load modules of vLLM, some from files in a folder and all others as mocks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

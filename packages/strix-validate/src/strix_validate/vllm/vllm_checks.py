@@ -299,7 +299,8 @@ _KERNELS = {
     "decode-not-causal": _attend(_ACROSS, (1, 60), causal=False, **_D64),
 }
 _decoding = vllm_model.decoding
-#: Cases of whole models. They take too long for a quick run, which checks their kernels one by one.
+#: Cases of whole models. They take too long for a quick run. A quick run checks the models' kernels
+#: one by one.
 _MODELS = {
     "model": Case(_decoding, _MODEL, size=Size.FULL),
     "model-window": Case(partial(_decoding, window=8), _MODEL, size=Size.FULL),
