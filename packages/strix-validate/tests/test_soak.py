@@ -193,7 +193,10 @@ def test_errors_that_grow_within_their_bound_are_a_drift(last, expected):
 
     story = run(step=step)
     assert failed(story) == expected
-    assert not expected or "attention: from 0.23 to 0.42" in judge(story)["drift"].reason
+    assert (
+        not expected
+        or "the error of attention grows from 0.23 to 0.42" in judge(story)["drift"].reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,7 @@ def test_what_was_too_short_is_not_judged():
     results = judge(run(minutes=1, prepared_at=50))
     skipped = {name for name, result in results.items() if result.state is State.SKIPPED}
     assert skipped == {"product", "copy", "server", "throttling", "memory"}
-    assert results["product"].reason == "its turn did not come"
+    assert results["product"].reason == "the load's turn did not come"
     assert failed(run(minutes=1, prepared_at=50)) == set()
 
 

@@ -345,7 +345,7 @@ def warm(
         Path | None,
         typer.Option(
             metavar="CONFIG.json",
-            help="Compile the kernels that this model needs, not those of common models.",
+            help="Compile the kernels that this model needs, not the kernels of common models.",
         ),
     ] = None,
     jobs: Annotated[

@@ -135,7 +135,7 @@ RootOption = Annotated[
 ]
 ModelGibOption = Annotated[
     float,
-    typer.Option(min=0, help="Size of a model's weights in GiB: print vLLM's flags for the model."),
+    typer.Option(min=0, help="Print vLLM's flags for a model whose weights have this size in GiB."),
 ]
 
 

@@ -78,8 +78,8 @@ _MASKS = "a wrong mask at a block's edge, or a causal mask aligned top-left inst
 _GQA = "a query head that reads the wrong key/value head, or gradients not summed over the group"
 _CACHE = "keys written to the wrong row, or cache_seqlens changed by a call (aiter 0.1.20.post1)"
 _EMPTY = (
-    "a sequence without keys, of which the logsumexp overwrites that of the next sequence, and the "
-    "zeros overwrite the next head or memory after the tensors "
+    "a sequence without keys that overwrites the next sequence's logsumexp with its own, and the "
+    "next head, or memory after the tensors, with zeros "
     "(flash_attn_triton_amd/fwd_prefill.py, sdist 2.8.3)"
 )
 _BATCH = "the first sequence read for all, or blocks after the 512th query or key left out"
@@ -647,7 +647,7 @@ CASES = (
             lengths_k=(1, 64, 65, 129),
             lse=True,
         ),
-        "keys of the next sequence read in the last block of a short one",
+        "keys of the next sequence read in the last block of a short sequence",
     ),
     FlashCase(
         "varlen-20",

@@ -127,7 +127,7 @@ def skip_if_left_out(result: Result, kernels: str) -> Result:
     is_left_out = any(error in result.reason for error in errors)
     if result.state is not State.FAILED or not is_left_out:
         return result
-    reason = f"AOTriton's set {kernels} has no kernel for it"
+    reason = f"AOTriton's set {kernels} has no kernel for this call"
     return replace(result, state=State.SKIPPED, reason=reason)
 
 

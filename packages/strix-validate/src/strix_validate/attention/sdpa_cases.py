@@ -111,10 +111,10 @@ _MASK = "a mask that is read with the wrong strides, or inverted"
 _BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for all"
 _LENGTH = "keys read after the last one, or rows of the last block not written"
 _GROUP = "a group of heads rounded up to a power of two, or a wrong head dim"
-_DECODE = "a wrong key/value head with one query, for which there are separate kernels (decoding)"
+_DECODE = "a wrong key/value head in the separate kernels for calls with one query (decoding)"
 _VALUE_DIM = "values read with the keys' head dim (DeepSeek's MLA: keys have 192, values 128)"
 _ONE_GRADIENT = (
-    "a gradient that is correct only if the others are computed as well (LoRA, frozen layers)"
+    "a gradient that is correct only if the other gradients are computed too (LoRA, frozen layers)"
 )
 _RANDOM = "a fault with a combination of lengths, heads and head dim that no other check has"
 #: The bug that each layout catches.
@@ -122,7 +122,7 @@ _LAYOUTS = {
     "expanded": "a stride of 0 that is ignored (keys of one head for all heads)",
     "packed": "q, k and v in one tensor that are read as if each was a separate tensor",
     "strided-values": ("v read with the strides of k: https://github.com/ROCm/pytorch/issues/3230"),
-    "cache": "strides of a slice of a static cache that are computed from its shape",
+    "cache": "strides of a slice of a static cache that are computed from the slice's shape",
     "summed": "the gradient of out.sum().backward(), a single number, read as a whole tensor",
 }
 
@@ -556,7 +556,7 @@ CASES = (
     ),
     SdpaCase(
         "cross-causal-long",
-        "a kernel that skips queries after the last key; in torch's mask, they see all keys",
+        "a kernel that skips queries after the last key, which see all keys in torch's mask",
         seqlen_q=133,
         seqlen_k=70,
         causal=True,

@@ -14,9 +14,9 @@ _JOIN = "sudo usermod -aG {},video $USER, then log in again"
 #: "" stands for any other kind.
 _PASS = {
     "lxc": "on the host: add dev0: /dev/kfd,gid=GID and dev1: /dev/dri/renderD128,gid=GID to "
-    "/etc/pve/lxc/ID.conf, where GID is that of render in the container, then pct reboot ID; with "
-    "Incus: incus config device add NAME kfd unix-char source=/dev/kfd gid=GID, and incus config "
-    "device add NAME gpu gpu",
+    "/etc/pve/lxc/ID.conf, where GID is the id of the container's group render, then pct reboot "
+    "ID; with Incus: incus config device add NAME kfd unix-char source=/dev/kfd gid=GID, and incus "
+    "config device add NAME gpu gpu",
     "docker": "on the host, recreate the container with --device /dev/kfd --device /dev/dri "
     "--group-add $(stat -c %g /dev/kfd)",
     "kubepods": "request amd.com/gpu: 1 from ROCm's k8s-device-plugin, and set supplementalGroups "
@@ -227,8 +227,8 @@ def _judge_unusable(tree: Tree, name: str, failure: OSError) -> Result:
         return error(message, _suggest_new_node(container), _STALE)
     if container and device is None:
         message += (
-            ": in a container, the cause is often a stale major number, since it changes with the "
-            "kernel"
+            ": in a container, the cause is often a stale major number, since the number changes "
+            "with the kernel"
         )
         new_node = _suggest_new_node(container)
         fix = f"compare ls -l /dev/kfd with grep kfd /proc/devices; {new_node}"

@@ -88,7 +88,7 @@ def gpu(tree: Tree) -> Result:
         fix = "use packages built for this GPU"
         supported = [name for name in names if name in DEVICES]
         if supported:
-            fix += f"; to examine it, run doctor with gpu_arch={supported[0]}"
+            fix += f"; to examine this GPU, run doctor with gpu_arch={supported[0]}"
         return error(message, fix, **measured)
     if tree.has_target_gpu:
         return _judge_without_kfd(tree)
@@ -377,7 +377,7 @@ def firmware(tree: Tree) -> Result:
     if mes == _BAD_MES:
         return _judge_bad_mes(tree, mes, version, measured)
     if mes == _SUSPECT_MES:
-        message = "MES 0x86 is loaded; under vLLM's load, a machine with it hung without a message"
+        message = "MES 0x86 is loaded; a machine with this MES hung without a message under vLLM"
         fix = Fix("if this machine hangs, install a newer linux-firmware", needs_reboot=True)
         if override:
             _, fix = override

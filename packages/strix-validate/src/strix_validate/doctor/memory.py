@@ -118,7 +118,7 @@ def gtt(tree: Tree) -> Result:
     }
     if (_read_carve_out(tree) or 0) > _LARGE_CARVE_OUT:
         # The fix of doctor/carve-out changes the size of the memory, and with it the right limit.
-        return remark("fix doctor/carve-out first, because the limit depends on it", **measured)
+        return remark("fix doctor/carve-out first, because GTT's limit depends on it", **measured)
     results = [_judge_gttsize(tree, pages), _judge_misspelt_options(tree)]
     # In LXC, /proc/meminfo shows the container's share of memory, but the limit is the host's.
     if containers.detect(tree) != "lxc":
@@ -179,7 +179,7 @@ def _judge_gttsize(tree: Tree, pages: int | None) -> Result:
     if setting:
         fix = parameters.suggest_removal(tree, setting)
     else:
-        fix = Fix("find who sets it: grep -rn gttsize /etc/modprobe.d /proc/cmdline")
+        fix = Fix("find the file that sets it: grep -rn gttsize /etc/modprobe.d /proc/cmdline")
     if pages is None:
         return remark("amdgpu.gttsize is deprecated: TTM's pages_limit replaces it", fix, _GTTSIZE)
     allowed = f"ttm.pages_limit allows {pages * PAGE / GIB:.0f}"

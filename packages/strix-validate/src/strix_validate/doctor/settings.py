@@ -81,7 +81,7 @@ def _suggest_removal(tree: Tree, name: str) -> Fix:
     setting = _find_setting(tree, name)
     if setting:
         return parameters.suggest_removal(tree, setting)
-    search = f"find who sets it: grep -rn {name} /etc/modprobe.d /proc/cmdline"
+    search = f"find the file that sets it: grep -rn {name} /etc/modprobe.d /proc/cmdline"
     return Fix(search, needs_reboot=True)
 
 
@@ -200,7 +200,7 @@ def _judge_dpm(tree: Tree) -> Result:
     """Judge amdgpu.dpm=0, which turns power management off."""
     if parameters.read_value(tree, "amdgpu", "dpm") != "0":
         return fine()
-    message = "amdgpu.dpm=0 turns power management off: clocks stay at those of the start"
+    message = "amdgpu.dpm=0 turns power management off: clocks keep their values from the start"
     return warning(message, _suggest_removal(tree, "dpm"), _LEVEL)
 
 

@@ -175,7 +175,7 @@ class Codes:
         worst = excess.max().item()
         require(
             worst <= _SLACK,
-            f"{subject}: a code's number is {worst:.2g} farther away than the nearest one",
+            f"{subject}: a code's number is {worst:.2g} farther away than the nearest number",
         )
 
 
@@ -376,7 +376,9 @@ def _read_states(state: dict, signs: tuple[bool, ...]) -> list[Codes]:
     for number, signed in enumerate(signs, 1):
         table = dynamic_table(signed)
         error = (state[f"qmap{number}"].cpu().double() - table).abs().max()
-        require(error <= 1e-6, f"the table of state {number} is not that of dynamic quantisation")
+        require(
+            error <= 1e-6, f"the table of state {number} is not the one of dynamic quantisation"
+        )
         codes = state[f"state{number}"].cpu().long()
         scales = state[f"absmax{number}"].cpu().double()
         states.append(Codes(codes, scales, table, _STATE_BLOCK))

@@ -286,7 +286,9 @@ def describe(name: str, result: ModelAnswer, tree: Tree) -> list[str]:
         if instead:
             lines.append(_line("use instead", instead))
     elif not result.compared:
-        lines.append("  no model of this architecture was compared, so the following is a guess")
+        lines.append(
+            "  no model of this architecture was compared with vLLM, so the rest is a guess"
+        )
     lines += _choice_lines(result)
     if result.tiles:
         lines.append(_line("tiles of experts", result.tiles))

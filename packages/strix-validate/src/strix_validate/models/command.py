@@ -21,7 +21,7 @@ from strix_validate.terminal import JsonOption, VllmOption
 _MALFORMED = (*MALFORMED, RecursionError, OSError)
 _GGUF_NOTE = (
     "vLLM reads GGUF only with vllm-gguf-plugin, which is in the vllm stack's environment formats; "
-    "llama.cpp reads it too"
+    "llama.cpp reads GGUF too"
 )
 
 
@@ -115,7 +115,7 @@ def _answer_adapter(file: Path, config: dict, source: Path | None) -> Served:
     if adapter.refused:
         raise NoModel(
             f"{file} is a LoRA of {adapter.base} with {adapter.refused}, which vLLM refuses: "
-            f"merge it into its model (PEFT's merge_and_unload)"
+            f"merge the LoRA into its model (PEFT's merge_and_unload)"
         )
     flags = adapter.flags(str(file.parent))
     is_path = Path(adapter.base).exists()

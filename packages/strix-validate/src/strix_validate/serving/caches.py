@@ -108,7 +108,7 @@ def shared_length(context: int, block: int) -> int:
     length = max(_SHARED, 2 * block) + _BEYOND_BLOCK
     room = context - 2 * _TURN - 2 * _TAIL if context else length
     if room < min(length, block + _BEYOND_BLOCK):
-        raise CannotRun(f"the server's context of {context} tokens is shorter than its block")
+        raise CannotRun(f"the server's context of {context} tokens is shorter than a cache block")
     return min(length, room)
 
 
@@ -356,13 +356,13 @@ def _judge_passage(short: _Completion, full: _Completion, about: str) -> float |
     require(
         full.right >= 0.75,
         f"{about}, {full.right:.0%} of the tokens of a repeated passage are right, but "
-        f"{short.right:.0%} at {_SHORT_PROMPT}: attention at this length is wrong, or the model "
-        "is too weak",
+        f"{short.right:.0%} at {_SHORT_PROMPT} tokens: attention at this length is wrong, or the "
+        "model is too weak",
     )
     require(
         full.nats <= short.nats + _WORSE,
         f"{about}, a repeated passage needs {full.nats:.1f} nats per token, but "
-        f"{short.nats:.1f} at {_SHORT_PROMPT}: log probabilities are wrong at the end",
+        f"{short.nats:.1f} at {_SHORT_PROMPT} tokens: log probabilities are wrong at the end",
     )
     return full.right
 

@@ -132,4 +132,4 @@ def describe_costs(names: Sequence[str], endpoint: Endpoint | None) -> str:
 
 def describe_plain_costs(url: str) -> str:
     """Return in a line how many tokens the server without speculation reads and generates."""
-    return f"serve: the server at {url} reads about {PLAIN:,} tokens, and generates 12"
+    return f"serve: the server at {url} reads about {PLAIN:,} tokens, and generates 12 tokens"

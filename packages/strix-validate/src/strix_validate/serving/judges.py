@@ -343,7 +343,7 @@ def judge_text(server: Endpoint) -> dict:
     if guessed:
         start = guessed[0] * _WINDOW
         raise CheckFailed(
-            f"from token {start} on a known text is guessed: {max(nats):.1f} nats per token; "
+            f"from token {start} on, a known text is guessed: {max(nats):.1f} nats per token; "
             f"{measured}"
         )
     return {"bits_per_byte": round(bits, 3), "tokens": num_tokens}

@@ -113,7 +113,7 @@ def _judge_results(story: Story, name: str, check: Check) -> Result:
     """Judge the results of a load."""
     steps = story.steps.get(name)
     if not steps:
-        return Result(check, State.SKIPPED, story.absent.get(name, "its turn did not come"))
+        return Result(check, State.SKIPPED, story.absent.get(name, "the load's turn did not come"))
     unit = story.units[name]
     rates = [step.rate for step in steps]
     errors = [step.error for step in steps if step.error is not None]
@@ -172,7 +172,7 @@ def _judge_drift(story: Story) -> Result:
         measured[f"{name}_first"] = first
         measured[f"{name}_last"] = last
         if last > max(_DRIFT_FACTOR * first, first + _DRIFT_FLOOR):
-            faults.append(f"{name}: from {first:.2f} to {last:.2f} of the bound")
+            faults.append(f"the error of {name} grows from {first:.2f} to {last:.2f} of its bound")
     if not measured:
         return Result(DRIFT, State.SKIPPED, f"no load made {_MIN_STEPS} steps")
     return make_result(DRIFT, faults, measured)

@@ -188,7 +188,9 @@ def _compare(reference: list[float], generated: dict, bound: float) -> dict:
     error = abs(generated["logprob"] - reference[token])
     gap = max(reference) - reference[token]
     require(error <= bound, f"the log probability is off by {error:.3f}, {bound} is allowed")
-    require(gap <= bound, f"token {token} is not the likeliest: another one has {gap:.3f} more")
+    require(
+        gap <= bound, f"token {token} is not the likeliest: another one has {gap:.3f} nats more"
+    )
     return {"logprob": {"error": error, "bound": bound}}
 
 
@@ -261,7 +263,7 @@ def decode(session: ServerSession) -> dict:
         f"a log probability is off by {error:.3f}, {LOGPROB_BOUND} is allowed",
     )
     gap = judges.largest_difference(scored["best"], scored["logprobs"])
-    require(gap <= LOGPROB_BOUND, f"a token is not the likeliest: another one has {gap:.3f} more")
+    require(gap <= LOGPROB_BOUND, f"a token is not the likeliest: another has {gap:.3f} nats more")
     return {"logprobs": {"error": error, "bound": LOGPROB_BOUND}}
 
 

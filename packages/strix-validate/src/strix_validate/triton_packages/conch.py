@@ -97,7 +97,7 @@ def _pack(codes: Tensor) -> Tensor:
 _COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the matrix unit"
 _GROUP = "a scale of the wrong group, or bytes in the wrong order"
 _CHANNEL = "a read past the end of the scales if each row has one scale, as with a group size of -1"
-_ZEROS = "a zero point left out, or one of the wrong group (AWQ)"
+_ZEROS = "a zero point left out, or the zero point of another group used (AWQ)"
 _TILES = "a row after the last full tile left out, or written over the next row"
 _MODEL = "a fault that needs a combination of group, tokens and sizes, which other checks lack"
 

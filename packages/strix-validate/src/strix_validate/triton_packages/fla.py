@@ -303,7 +303,7 @@ def _norm(grad: Tensor, **tensors: Tensor) -> dict[str, Tensor]:
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
 _CHUNK = "a wrong state passed to the next chunk, or a wrong last chunk, which is not full"
 _STATE = "an initial state that is ignored, or whose gradient is ignored"
-_PACKED = "a sequence that sees the state of another one in its batch"
+_PACKED = "a sequence that sees the state of another sequence in its batch"
 _DECODE = "decoding that loses the state, or does not normalize keys as prefill does"
 _LANES = "a kernel that is correct only for head size 64, or for as many value heads as key heads"
 #: Heads of the sizes of Qwen3-Next and Kimi.

@@ -72,7 +72,7 @@ _MODEL = (
     "because a kernel does not read what the kernel before it wrote"
 )
 _INT4 = "the scale of the wrong group, or nibbles in the wrong order (W4A16 of AWQ and GPTQ)"
-_FP8_SCALES = "the scale of another token, row or expert, or scales read as those of blocks"
+_FP8_SCALES = "the scale of another token, row or expert, or scales read as scales of blocks"
 
 #: Layers that are compiled, in 16 bits. The key names a feature of the layer, and the value is a
 #: model that has it.
