@@ -29,5 +29,6 @@ GPUS = {
 #: The GPU architecture to validate, as LLVM and ROCm name it. The environment variable is named
 #: after a key of variants.yaml, because package tests get that key as a variable.
 TARGET = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name is in lower case)
-#: The GPU in the names of vLLM's files of tuned tile sizes. Only gfx1151 has a marketing name here.
+#: The GPU's name in the names of vLLM's files of tuned tile sizes. Only for gfx1151, this is a
+#: marketing name.
 VLLM_DEVICE_NAME = "AMD_Radeon_8060S" if TARGET == "gfx1151" else TARGET

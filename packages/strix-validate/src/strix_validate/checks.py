@@ -69,7 +69,7 @@ class Check:
     why: str = field(default="", compare=False)
 
 
-#: Stands for the check of a result until tiers.run_each sets the real check.
+#: The value of Result.check until tiers.run_each sets the real check.
 PLACEHOLDER = Check("")
 
 

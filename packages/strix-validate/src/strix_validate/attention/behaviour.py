@@ -386,7 +386,7 @@ def captured(route: Watched, options: RunOptions) -> dict | Result:
     problem = Problem(case, route.dtype, options.device)
     *tensors, _ = problem.inputs
     inputs = [torch.zeros_like(x) for x in tensors]
-    route(*inputs, is_causal=True)  # if torch refuses the call, this raises before the capture
+    route(*inputs, is_causal=True)  # this raises CannotRun before the capture if torch refuses
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
@@ -418,7 +418,7 @@ def compiled(route: Watched, options: RunOptions) -> dict | Result:
     problem = Problem(case, route.dtype, options.device)
     *tensors, grad_out = problem.inputs
     leaves = [x.detach().requires_grad_() for x in tensors]
-    route(*leaves, is_causal=True)  # if torch refuses the call, this raises before compilation
+    route(*leaves, is_causal=True)  # this raises CannotRun before compilation if torch refuses
     torch.compiler.reset()
     backend = "inductor" if uses_inductor else "aot_eager"
     out = torch.compile(route.unwatched, backend=backend)(*leaves, is_causal=True)

@@ -881,8 +881,8 @@ def _emulated_head_dims() -> dict[str, Case]:
     return cases
 
 
-#: Cases for head dims, grouped queries, ragged lengths, and varlen, which also has sequences
-#: without queries or keys.
+#: Cases for head dims, grouped queries, ragged lengths, and varlen. The cases of varlen include
+#: sequences without queries or keys.
 EMULATED = {
     **_emulated_head_dims(),
     "gqa-causal": Case(

@@ -26,7 +26,7 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-#: Reason to skip a check. The sums are in cpu_flash_attention_backward in
+#: Reason to skip a check. The code of the sums is in cpu_flash_attention_backward in
 #: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp.
 _CPU_SUMS = "torch's flash attention on the CPU keeps the sums of dk and dv in 16 bits"
 #: Part of the operator names of each fused backend. The math backend uses all other operators.
@@ -230,7 +230,7 @@ def _answer(route: Route, problem: Problem) -> _Answer:
         mask = problem.options["attn_mask"].detach().requires_grad_()
         options["attn_mask"] = mask
         leaves["dmask"] = mask
-    torch.manual_seed(derive_seed(case.name))  # for dropout
+    torch.manual_seed(derive_seed(case.name))  # the seed determines which weights dropout drops
     out, operators = call(route, *tensors, **options)
     gradients = _compute_gradients(out, leaves, grad_out, retain_graph=case.again)
     again = gradients
@@ -239,7 +239,7 @@ def _answer(route: Route, problem: Problem) -> _Answer:
     with torch.no_grad():
         inference, inference_operators = call(route, *tensors, **options)
     actual = {"out": out.detach(), **gradients}
-    # a second call drops other weights
+    # with dropout, a second call drops other weights
     if not case.dropout and not torch.equal(inference, out):
         actual["inference"] = inference
     differs = any(not torch.equal(x, gradients[name]) for name, x in again.items())

@@ -8,7 +8,7 @@ from strix_validate.checks import PLACEHOLDER, CannotRun, Result, Severity, Stat
 from strix_validate.doctor.tree import Tree
 
 _Value = TypeVar("_Value")
-#: The most severe first.
+#: Severities, the most severe first.
 _SEVERITIES: tuple[Severity | None, ...] = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 _FINAL = 1 << 30
 #: The date of TheRock's first nightly build with the fix.
 _FIXED_NIGHTLY = 20251219
-#: Patterns of releases, by who built the kernel. The first that matches counts.
+#: Patterns of releases, by who built the kernel. The first matching pattern decides.
 _ORIGINS = {
     "wsl": r"microsoft",
     "proxmox": r"-pve\b",
@@ -28,7 +28,7 @@ _ORIGINS = {
     "arch": r"arch\d|-zen|cachyos|-lts$|-hardened|manjaro",
     "opensuse": r"-(default|longterm)$",
 }
-#: Origins that number kernels x.y.0-BUILD, whatever stable release of upstream they contain.
+#: Origins that number kernels x.y.0-BUILD, whatever stable upstream release a kernel contains.
 _OWN_NUMBERS = ("ubuntu", "ubuntu-oem", "ubuntu-other", "rhel")
 
 

@@ -29,8 +29,8 @@ from strix_validate.doctor.vllm_memory import (
 _LARGE_CARVE_OUT = 4 * GIB
 #: A limit is low if it is below this share of the memory.
 _LOW_SHARE = 0.75
-#: The least bytes of /dev/shm with which programs of several processes work. Docker's default is
-#: 64 MiB.
+#: Minimum bytes of /dev/shm with which programs of several processes work. Docker's default is 64
+#: MiB.
 _SHARED_MEMORY = GIB
 _GTTSIZE = "https://github.com/noamsto/nix-amd-ai/pull/96"
 _TWO_MODULES = "https://github.com/ROCm/legacy-rocm-build/issues/5595"

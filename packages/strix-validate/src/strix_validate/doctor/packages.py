@@ -23,7 +23,7 @@ from strix_validate.installing import is_of_pixi
 _AMD = "https://github.com/ROCm/TheRock/blob/main/RELEASES.md"
 _WITHOUT_KERNELS = "https://github.com/ROCm/TheRock/issues/7839"
 _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
-#: The page on how to move to our packages from another torch.
+#: The page that explains how to move from another torch to our packages.
 _MOVE = "docs/move.md"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"

@@ -137,7 +137,7 @@ def _read_table() -> tuple[dict[str, Model], dict[str, tuple[int, int]]]:
     return models, diffusion_models
 
 
-#: Text models by name; and for each diffusion model by name, the number of heads and their size.
+#: MODELS has text models by name. DIFFUSION_MODELS has the number and the size of heads by model.
 MODELS, DIFFUSION_MODELS = _read_table()
 #: The longest window that is checked unchanged: Gemma 3's, which vLLM handles in a separate branch.
 GEMMA_3_WINDOW = 1024

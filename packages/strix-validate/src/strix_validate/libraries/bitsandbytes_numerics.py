@@ -392,7 +392,7 @@ def _check_optimizer(name: str, dtype: torch.dtype, id_: str, options: RunOption
 
     randn = _make_randn(id_)
     row = _OPTIMIZERS[name]
-    # the last block is short
+    # with this length, the last block is not full
     p = torch.nn.Parameter(randn(5 * _STATE_BLOCK + 77).to(options.device, dtype))
     optimizer = getattr(bitsandbytes.optim, name)([p], min_8bit_size=1, **row.options)
     group = optimizer.param_groups[0]

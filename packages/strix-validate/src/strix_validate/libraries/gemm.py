@@ -103,7 +103,7 @@ def _check(
     x = randn(tokens, columns)
     weight = randn(columns, rows) if shape.plain else randn(rows, columns).T
     out_dtype = torch.float32 if shape.widen else dtype
-    # If a kernel leaves an element unwritten, the element must not hold an earlier result.
+    # NaN shows an element that a kernel leaves unwritten; an earlier result would hide it.
     out = torch.full((tokens, rows), float("nan"), dtype=out_dtype, device=device)
     with _preferred(library, device):
         multiply(x, weight, out)

@@ -41,8 +41,8 @@ _NODES = (
 _OPERATORS = ("_C", "_rocm_C", "_moe_C", "_C_cache_ops")
 #: Packages of the stack whose import needs a GPU, or that the sdist does not include.
 _PACKAGES = ("flash_attn", "triton_kernels")
-#: Classes of the gates of experts. Gates are left out, because only most formats keep them in 16
-#: bits.
+#: Classes of the gates of experts. Answers leave gates out, because not all formats keep gates in
+#: 16 bits.
 _UNQUANTIZED = ("GateLinear", "ReplicatedLinear")
 
 
@@ -92,7 +92,7 @@ class _Packages(vllm_source.Finder):
 
     def exec_module(self, module):
         module.__file__ = "a mock"
-        if module.__name__ == "flash_attn":  # as the recipe's patch does
+        if module.__name__ == "flash_attn":  # the recipe's patch of flash-attn sets this variable
             os.environ.setdefault("FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRUE")
 
 

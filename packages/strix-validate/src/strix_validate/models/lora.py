@@ -8,7 +8,8 @@ from typing import Any
 from strix_validate.layers.defaults import NoModel
 
 FILE = "adapter_config.json"
-#: The values of vLLM's --max-lora-rank (vllm/config/lora.py of 0.33.0), and the default.
+#: The values that vLLM's option --max-lora-rank accepts (vllm/config/lora.py of 0.33.0), and its
+#: default.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _DEFAULT_RANK = 16
 #: Features of an adapter that vLLM does not read (PEFTHelper of vllm/lora/peft_helper.py).

@@ -261,7 +261,7 @@ def _compressed(text: Mapping, hidden: int, kind: str) -> int:
     total = text["q_lora_rank"] * (hidden + inner) + hidden * head_dim
     total += text["o_lora_rank"] * (inner + text["o_groups"] * hidden)
     if kind == "compressed 4":
-        # keys of overlapping windows, and of the tokens' scores
+        # keys of overlapping windows, for attention and for the indexer
         sizes = head_dim + text["index_head_dim"]
         return total + 4 * hidden * sizes + _indexer(text, hidden)
     if kind != "sliding_attention":

@@ -42,7 +42,7 @@ _TILED = {
     "awq": ",dtype=int4_w4a16",
     "auto-round": ",dtype=int4_w4a16",
 }
-#: The choice for a format that vLLM reads but that was not compared.
+#: The choice for a format that vLLM reads, but that was not compared with vLLM's code.
 NOT_COMPARED = "a format that was not compared"
 _OTHER_FORMATS = "4 bits in compressed-tensors, GPTQ or AWQ, FP8 in blocks, or a GGUF file"
 

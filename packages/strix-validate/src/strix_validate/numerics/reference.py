@@ -145,11 +145,11 @@ def with_sink(
         k[..., 0, 0] = -math.log(share) * q.shape[-1] ** 0.5 / 4  # a score of log(1 / share)
         k[..., 1:, 1:] /= 4
     else:
-        v = v + k[..., :1]  # the gradient of a key then has one sign
+        v = v + k[..., :1]  # with this v, all terms of a key's gradient have the same sign
         q = 1 + q / 4
         k = k / 4
         grad_out[..., 1:, :] *= share
-        grad_out *= 64  # so that dk is no subnormal number of fp16
+        grad_out *= 64  # this factor keeps dk above the subnormal numbers of fp16
     return q, k, v, grad_out
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from strix_validate import TARGET
 
-#: A matrix product in Triton's GPU dialect. Its groups are the type of the left factor's numbers,
-#: and the layout of the result.
+#: A matrix product in Triton's GPU dialect. The pattern's groups are the type of the left factor's
+#: numbers, and the layout of the result.
 _PRODUCT = re.compile(
     r"tt\.dot .*?: tensor<[\dx]+x(\w+), #ttg\.dot_op<\{opIdx = 0, parent = #(\w+)"
 )

@@ -122,7 +122,7 @@ def _write_files(folder: Path, lookup: Lookup) -> dict[str, str]:
     digests = {}
     for name, path in lookup.files.items():
         if not name.endswith((".json", ".hsaco")):
-            continue  # intermediate files of the compiler, which Triton does not load
+            continue  # these are intermediate files of the compiler, which Triton does not load
         content = Path(path).read_bytes()
         if name.endswith(".json"):
             content = _remove_paths(content)

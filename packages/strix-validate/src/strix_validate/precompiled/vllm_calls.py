@@ -122,7 +122,7 @@ LAYERS = _list_layers()
 LINEAR = {name: layer for name, model in MODELS.items() for layer in model.layers.linear}
 #: Sizes of the vocabularies of these models, by model.
 VOCABULARIES = {name: model.vocab_size for name, model in MODELS.items()}
-#: The models whose attention layers are in a small set of calls, by the set's name.
+#: By name of a small set of calls, the models whose attention layers are in the set.
 _SET_LAYERS = {
     "sample": ("Llama-3.1-8B",),
     "core": ("Llama-3.1-8B", "Llama-3.2-1B"),
@@ -261,7 +261,7 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
             *sampling_calls(source, [VOCABULARIES["Llama-3.1-8B"]]),
         ]
     dtypes = (FP16, BF16)
-    # each layer and each size of vocabulary once, in the order of the table
+    # these lists have each layer and each vocabulary size once, in the order of the table
     latent = dict.fromkeys(layer for model in MODELS.values() for layer in model.layers.latent)
     return [
         *attention_calls(source, dict.fromkeys(LAYERS.values()), dtypes),

@@ -90,7 +90,7 @@ def svg(figure: Figure) -> str:
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     text = stream.getvalue()
     tag, _, body = text[text.index("<svg") :].partition(">")
-    # The page sets the size.
+    # The page sets the figure's size, so the figure's own size is removed.
     tag = re.sub(r' (width|height)="[^"]*"', "", tag)
     label = f'<svg role="img" aria-label="{figure.get_label()}" '
     tag = tag.replace("<svg ", label)

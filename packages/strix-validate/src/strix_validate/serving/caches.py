@@ -36,8 +36,8 @@ _TAIL = 24
 _GENERATED = 24
 #: Tokens of an answer that the prompt of the next turn contains.
 _TURN = 96
-#: Requests with the same beginning before variants are sent. vLLM stores the state of a beginning
-#: when it is repeated.
+#: Number of requests with the same beginning before variants are sent. vLLM stores the state of a
+#: beginning only when the beginning is repeated.
 _SIGHTINGS = 3
 #: Number of further prompts that share the beginning. Each is sent twice, all at the same time.
 _VARIANTS = 4
@@ -49,7 +49,7 @@ _SHORT_PROMPT = 1024
 _STEP = 8192
 #: Bytes of a logit in 16 bits and of its log probability in 32 bits.
 _LOGIT_BYTES = 6
-#: Bytes of logits for which any server has room.
+#: Bytes of logits for which each server has room.
 _LOGITS_ROOM = 4 << 30
 #: Maximum tokens of a prompt whose log probabilities fit into an answer.
 _SCORED_TOKENS = 1 << 16
@@ -381,7 +381,7 @@ def _can_score(pages: Pages, context: int) -> bool:
 
     vLLM's first model runner stores the logits of all tokens that it reads in one step.
     """
-    # an upper estimate: the largest token id of a long text is a large part of the vocabulary
+    # this is an upper estimate, because a long text has token ids close to the vocabulary's size
     vocabulary = 1.5 * max(pages.encode(f"{read_known_text()} {LETTERS}"))
     num_read = min(context, _STEP)
     has_room = vocabulary * num_read * _LOGIT_BYTES <= _LOGITS_ROOM

@@ -91,7 +91,7 @@ def probe(endpoint: Endpoint) -> Server:
             middle = time.perf_counter()
             endpoint.generate("Once", _PROBE)
             end = time.perf_counter()
-    except (CheckFailed, CannotRun):  # the checks show what is wrong
+    except (CheckFailed, CannotRun):  # the checks will report this error
         return Server()
     read_rate = num_read / max(middle - begin, 1e-3)
     generation_rate = _PROBE / max(end - middle, 1e-3)

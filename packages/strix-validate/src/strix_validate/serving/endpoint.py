@@ -255,7 +255,8 @@ class Endpoint:
             CheckFailed: The stream does not end with [DONE].
         """
         with self.post(path, body) as answer, _convert_errors():
-            # accepts any line ends, a byte order mark, and letters that HTTP chunks cut in two
+            # this wrapper accepts any line ends, a byte order mark, and letters cut in two by HTTP
+            # chunks
             text = io.TextIOWrapper(answer, encoding="utf-8-sig")
             for data in events(limits.read_lines(text, self.url)):
                 if data == "[DONE]":

@@ -24,7 +24,7 @@ from importlib.resources import files
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import COUNTS, Endpoint, Generation, Scores, Silent
 
-#: Number of concurrent requests, and the factor by which more are sent in total.
+#: Number of concurrent requests, and number of rounds of such requests.
 TOGETHER = 32
 _ROUNDS = 4
 #: Nats by which a log probability may differ between prefill and decoding, and between a request
@@ -332,7 +332,7 @@ def judge_text(server: Endpoint) -> dict:
     guessed = []
     for i, mean in enumerate(nats):
         bits_per_byte = mean * num_tokens / math.log(2) / num_bytes
-        # written so that NaN counts as guessed
+        # the comparison is written so that NaN counts as guessed
         is_likely = mean <= _NATS or bits_per_byte <= _BITS
         if not is_likely:
             guessed.append(i)

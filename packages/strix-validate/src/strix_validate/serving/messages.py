@@ -9,7 +9,8 @@ from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import COUNTS, NEUTRAL, Endpoint, Generation, Refused
 
 CHAT = "/v1/chat/completions"
-#: The parameter that turns thinking off, in chat templates that have it. Others ignore it.
+#: The parameter that turns thinking off, in chat templates that have this parameter. Other
+#: templates ignore it.
 _NO_THINKING = {"enable_thinking": False}
 
 

@@ -52,12 +52,13 @@ def make(folder: str) -> dict:
         eos_token_id=2,
         pad_token_id=0,
         tie_word_embeddings=False,
-        # larger than the default, because any token would be acceptable with nearly equal logits
+        # this range is larger than the default, with which logits are so similar that any token
+        # passes
         initializer_range=0.08,
     )
     LlamaForCausalLM(config).half().save_pretrained(folder)
     _make_tokenizer(Path(folder))
-    # read again, because half() also rounded the frequencies of rope, which are not in the files
+    # the model is read again, because half() also rounded rope's frequencies, which no file has
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0, -1]
@@ -117,7 +118,8 @@ def _generate(folder: str, dtype: str = "float16") -> dict:
         max_model_len=256,
         max_num_seqs=4,
         enforce_eager=True,
-        # a size in bytes, not a share of the memory, because other programs use the memory too
+        # this is a size in bytes, because a share of the memory would include other programs'
+        # memory
         kv_cache_memory_bytes=256 << 20,
         seed=0,
     )

@@ -40,7 +40,7 @@ _COMMON = {
     "eos_token_id": 2,
     "pad_token_id": 0,
     "tie_word_embeddings": False,
-    # larger than the default, because any token would be acceptable with nearly equal logits
+    # this range is larger than the default, with which logits are so similar that any token passes
     "initializer_range": 0.08,
 }
 _SMALL = _COMMON | {

@@ -23,7 +23,7 @@ from strix_validate.numerics import comparison, reference
 from strix_validate.serving import judges
 from strix_validate.serving.endpoint import Endpoint
 
-#: Seconds of a step. Only between steps can a hang be noticed, and can the next load begin.
+#: Seconds of a step. A hang can be noticed, and the next load can begin, only between steps.
 STEP_SECONDS = 0.5
 #: Number of results that must be equal for a tensor to be compared bit for bit.
 _PROBES = 8
@@ -211,7 +211,8 @@ class AttentionLoad(TensorLoad):
             head_dim = 64
         self._shape = (1, num_heads, seqlen, head_dim)
         pairs = seqlen * (seqlen + 1) // 2
-        # Two products forward and five backward, of two operations each.
+        # A forward pass has two products, and a backward pass five. A multiply-add is two
+        # operations.
         work = 14 * self._copies * num_heads * head_dim * pairs
         q_shape = (self._copies, *self._shape[1:])
         description = f"causal attention in float16, forward and backward, q {q_shape}"

@@ -183,7 +183,7 @@ def library(options: RunOptions) -> dict:
     """
     _require_rocm(options)
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
-    sdpa.call(sdpa.ROUTES["flash"], q, q, q)  # loads the library if it is not yet loaded
+    sdpa.call(sdpa.ROUTES["flash"], q, q, q)  # this call loads the library if it is not yet loaded
     lines = Path("/proc/self/maps").read_text().splitlines()
     mapped = {line.split()[-1] for line in lines if "libaotriton" in line}
     files = sorted({Path(path).resolve() for path in mapped})

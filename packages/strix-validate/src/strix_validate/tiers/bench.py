@@ -310,7 +310,7 @@ def time_torch(route: str, work: Work, causal: bool, device: str) -> RouteTimes:
     except torch.cuda.OutOfMemoryError as error:
         raise CannotRun("the GPU is out of memory") from error
     finally:
-        out = None  # frees the output before the cache is emptied
+        out = None  # this frees the output before the cache is emptied
         if on_gpu:
             torch.cuda.empty_cache()
 
@@ -383,7 +383,7 @@ def _mixture(tokens: int, options: RunOptions) -> dict:
     call = replace(call, launch=experts.time_mixture, tensors={"x": x})
     timing = _time_in_child(call, options)
     pairs = tokens * _EXPERTS.top_k
-    # the number of weights of one expert, for both products
+    # one expert has this number of weights in its two products
     weights = 3 * _EXPERTS.hidden_size * _EXPERTS.intermediate_size
     experts_read = min(pairs, _EXPERTS.experts)
     return {

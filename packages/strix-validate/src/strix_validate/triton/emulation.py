@@ -71,7 +71,7 @@ def _build_arguments(
     """
     arguments: list[emulator.Buffer | int | float | None] = []
     for name, type_name in signature.items():
-        if type_name == "constexpr":  # folded into the code
+        if type_name == "constexpr":  # the compiler folds such an argument into the code
             continue
         value = values[name]
         if hasattr(value, "data_ptr"):

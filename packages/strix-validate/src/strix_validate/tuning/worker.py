@@ -207,7 +207,7 @@ def build_file_name(problem: Problem) -> str:
 
 def _end_with_parent() -> None:
     """End this process when the parent closes standard input and no longer reads the results."""
-    # os.read, because the lock of sys.stdin would be held when Python ends.
+    # This uses os.read, because sys.stdin would hold its lock when Python ends.
     while os.read(0, 1 << 16):
         pass
     os._exit(1)
