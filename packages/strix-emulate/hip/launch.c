@@ -52,8 +52,8 @@ API(hipExtModuleLaunchKernel)(hipFunction_t f, uint32_t x, uint32_t y, uint32_t 
     if (!bx || !by || !bz) return device_enter(), device_leave(hipErrorInvalidConfiguration);
     if (x % bx || y % by || z % bz) {
         ENTER();
-        LEAVE(device_lacks("a launch of %ux%ux%u threads in incomplete workgroups of %ux%ux%u",
-                           x, y, z, bx, by, bz));
+        LEAVE(device_lacks("a launch of %ux%ux%u threads in incomplete workgroups of %ux%ux%u", x,
+                           y, z, bx, by, bz));
     }
     if (start) hipEventRecord(start, stream);
     hipError_t error = launch(f, (dim3){x / bx, y / by, z / bz}, (dim3){bx, by, bz}, lds, stream,

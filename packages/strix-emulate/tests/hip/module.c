@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Load the code object that is the argument, and launch its kernel by the module interface, with both
-   ways of passing arguments. Any C compiler compiles this. */
+/* Load the code object that is the argument, and launch its kernel by the module interface, with
+   both ways of passing arguments. Any C compiler compiles this. */
 #include "hip.h"
 
 int main(int count, char **names) {
