@@ -24,7 +24,8 @@ CONDA_NAMES = {
 NOT_ON_CONDA = {"pyelftools"}
 MARKER = "# From pyproject.toml, by `./forge generate`"
 BLOCK = rf"(?m)^({MARKER}[^\n]*\n)(?:[^\n]+\n)*"
-# In a recipe: the comment that names the file, and the requirements up to the next other line.
+# In a recipe: the comment that names a pyproject.toml, and the requirements directly below it. They
+# end at the first line that is not a requirement.
 RUN_BLOCK = r"(?m)^( *)# From (packages/\S+/pyproject\.toml), by `\./forge generate`\n(?:\1- .*\n)*"
 
 

@@ -199,14 +199,14 @@ def is_alpha(steps: list[Step]) -> bool:
 def plan_mutants(
     mini: MiniProject, path: Path, tally: Tally, valid: str, stream: int, counts: tuple[int, int]
 ) -> None:
-    """Plan with each mutant of a YAML file of the project.
+    """Replace a YAML file of the project with each of its mutants, and plan the project's recipes.
 
     Args:
         mini: The project.
-        path: The file.
+        path: The YAML file.
         tally: Counts the outcomes.
         valid: The valid text of the file.
-        stream: The stream of the mutants (support.mutants).
+        stream: A part of the random seed, so that each test gets other mutants.
         counts: The number of mutants with changed values, and of those with damaged text.
     """
     mutants = []

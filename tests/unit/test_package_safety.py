@@ -35,7 +35,8 @@ def sparse(name: str) -> Member:
     return info, content
 
 
-# Members and the message. rattler refuses them when it unpacks, or else the driver afterwards.
+# For each case: the members that are added to GOOD, and a pattern that the error message matches.
+# rattler refuses some of these packages when it unpacks them. Our own checks refuse the others.
 HOSTILE: dict[str, tuple[list[Member], str]] = {
     "upwards": ([file("../../x")], PLAIN),
     "absolute": ([file("/etc/x")], PLAIN),

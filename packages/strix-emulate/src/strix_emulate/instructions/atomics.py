@@ -294,14 +294,14 @@ def _order(g: Waves, memory, at, inside, size: int, may_lock: bool = False) -> N
 
 
 def note_order(g: Waves, memory, at, size: int, marks, may_lock: bool = False) -> None:
-    """Record for the race checks which accesses an atomic orders.
+    """Record an atomic, so that the race checks know the accesses that it orders.
 
     Args:
         g: The waves.
         memory: The memory that the atomic changes.
-        at: Byte offsets in the memory, one for each lane.
+        at: Byte offsets in the memory, one for each active lane.
         size: Bytes that each lane changes.
-        marks: Tags of the lanes.
+        marks: The tag of each active lane's access (:mod:`strix_emulate.memory.tags`).
         may_lock: Whether the atomic may take a lock.
     """
     memory.track_atomic(at, size, marks, may_lock)

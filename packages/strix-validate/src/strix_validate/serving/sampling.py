@@ -291,7 +291,7 @@ def _compare(tokens: Sequence[int], setting: _Setting) -> str:
     if statistic <= _chi_squared_limit(len(pairs) - 1):
         return ""
     shown = ", ".join(f"{count} ({mean:.0f})" for count, mean in pairs[:4])
-    return f"the likeliest of {size} tokens were drawn this often (expected): {shown}"
+    return f"counts of the likeliest tokens in {size} draws (expected counts): {shown}"
 
 
 def _pair_with_means(

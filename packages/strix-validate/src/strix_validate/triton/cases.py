@@ -108,7 +108,7 @@ def choose(
 
 
 def make(name: str, case: Case) -> tuple[Any, Expected]:
-    """Build a case's call and its expected function.
+    """Build a case's call, and the function that computes the tensors that the call must return.
 
     Args:
         name: The case's name. With the seed of the run, it determines the random numbers.
