@@ -8,6 +8,7 @@ of its tensor.
 
 import json
 import sys
+import threading
 
 from strix_emulate import torch_device
 
@@ -52,6 +53,14 @@ def measure(n: int) -> float:
     return begin.elapsed_time(end)
 
 
+def clear_caches() -> None:
+    """Do what an autotuner does before it measures a kernel."""
+    driver = triton.runtime.driver.active
+    cache = driver.get_empty_cache_for_benchmark()
+    driver.clear_cache(cache)
+    answers["cleared"] = True
+
+
 torch.manual_seed(0)
 answers = {
     "equal": [run(n, n) for n in (1, 128, 1000)],
@@ -62,6 +71,12 @@ answers = {
         torch.cuda.get_device_name(),
     ],
 }
+# torch's modes are not active in other threads, such as that of a backward pass.
+thread = threading.Thread(target=clear_caches)
+thread.start()
+thread.join()
+generator = torch.Generator(device="cuda").manual_seed(1)
+answers["drawn"] = torch.rand(4, generator=generator, device="cuda").is_cuda
 print(json.dumps(answers), flush=True)
 if sys.argv[1:] == ["outside"]:
     run(1 << 20, 128)

@@ -36,6 +36,8 @@ def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
     # The second result is from a custom operator.
     assert answers["device"][:2] == [True, True]
     assert answers["milliseconds"] > 0
+    assert answers["cleared"]
+    assert answers["drawn"]
     assert done.stderr.count("wave-instructions") == 4
 
 

@@ -118,7 +118,10 @@ KERNELS = {
         kernel("7.3.1-200.fc45.x86_64"),
         {
             "copies": Expected(
-                "warning", "the kernel 7.3.1-200.fc45.x86_64 has a fault", "another kernel", reboot=True
+                "warning",
+                "the kernel 7.3.1-200.fc45.x86_64 has a fault",
+                "another kernel",
+                reboot=True,
             )
         },
         rate=2e6,

@@ -58,7 +58,11 @@ def install() -> None:
     _installed.append(mode)
     from triton.backends.amd.driver import HIPDriver
 
-    triton.runtime.driver.set_active(HIPDriver())
+    driver = HIPDriver()
+    # An autotuner clears 256 MiB before each measurement, for caches that the emulator does not
+    # have. It also does so in the thread of a backward pass, in which the mode is not active.
+    driver.get_empty_cache_for_benchmark = lambda: torch.empty(1, dtype=torch.int)
+    triton.runtime.driver.set_active(driver)
 
 
 def pytest_configure() -> None:
@@ -155,6 +159,7 @@ def _patch(torch) -> None:
     torch.cuda.device = type("device", (_OnlyOne,), {})
     torch.cuda.stream = type("stream", (_OnlyOne,), {})
     torch.cuda.Event = _Event
+    torch.Generator = _make_generator(torch)
     # Triton calls this function to get the stream of a launch.
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
     torch.version.hip = "7.2"
@@ -163,6 +168,17 @@ def _patch(torch) -> None:
     # operators.
     torch.Tensor.is_cuda = property(lambda _tensor: True)
     torch.library.custom_op = _for_all_devices(torch.library.custom_op)
+
+
+def _make_generator(torch):
+    """Return a torch.Generator for any device: the CPU computes its numbers."""
+    base: Any = torch.Generator
+
+    class Generator(base):
+        def __new__(cls, device="cpu"):
+            return super().__new__(cls, "cpu")
+
+    return Generator
 
 
 def _for_all_devices(custom_op):
