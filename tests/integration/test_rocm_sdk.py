@@ -76,12 +76,12 @@ def stage(source: Path, tmp_path: Path) -> Path:
 def test_stage(source: Path, tmp_path: Path) -> None:
     digests = {}
     links = {}
-    for name, path in tree.files_below(source).items():
+    for name, path in tree.list_files(source).items():
         if path.is_file():
             digests[name] = sha256_file(path)
         if path.is_symlink():
             links[name] = path.readlink()
-    staged = tree.files_below(stage(source, tmp_path))
+    staged = tree.list_files(stage(source, tmp_path))
     assert digests.keys() - staged.keys() == DROPPED
     kept = digests.keys() & staged.keys()
     changed = {name for name in kept if sha256_file(staged[name]) != digests[name]}
@@ -149,7 +149,7 @@ def test_the_archive_is_unpacked_and_removed(sdk: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "files dropped:" in done.stdout and "core: " in done.stdout
     assert not archive.exists()
-    files = tree.files_below(prefix / tree.ROOT)
+    files = tree.list_files(prefix / tree.ROOT)
     parts = {tree.find_part(name, path.is_symlink()) for name, path in files.items()}
     assert parts == {"core"}
 
@@ -175,8 +175,8 @@ def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
         subprocess.run(["cp", "-a", tmp_path / "prefix", copy], check=True)
         tree.keep_part(copy, part, tmp_path / f"{part}-licenses")
         assert (tmp_path / f"{part}-licenses/share/doc/hip/LICENSE.txt").read_text() == "MIT\n"
-        parts[part] = set(tree.files_below(copy / tree.ROOT))
-    assert sorted(itertools.chain(*parts.values())) == sorted(tree.files_below(staged))
+        parts[part] = set(tree.list_files(copy / tree.ROOT))
+    assert sorted(itertools.chain(*parts.values())) == sorted(tree.list_files(staged))
     assert parts["core"] >= {
         "lib/libamdhip64.so",
         "lib/llvm/lib/libLLVM.so.23.0",
@@ -363,7 +363,7 @@ def sdk_project(project: MiniProject, sdk: Path, tmp_path: Path) -> MiniProject:
     assert count == 1
     # The small tree's hipcc cannot compile, so the test of the compilers is removed.
     text, count = re.subn(
-        r" +- script:\n +# as in an environment.*?compiler_test/\]\n", "", text, flags=re.S
+        r" +- script:\n +# as in a user's environment.*?compiler_test/\]\n", "", text, flags=re.S
     )
     assert count == 1
     recipe.write_text(text)

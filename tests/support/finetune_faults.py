@@ -104,7 +104,7 @@ def capture_check() -> tuple[int, str]:
 def check_faults() -> dict[str, int]:
     """Return, for each fault, the exit status of a check of four steps in float32."""
     statuses = {}
-    make_trainer = check.trainer
+    make_trainer = check.make_trainer
     check.STEPS = 4
     check.BOUNDS = {torch.float32: check.BOUNDS[torch.float32]}
     for name, plant in FAULTS.items():
