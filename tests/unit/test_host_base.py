@@ -538,3 +538,7 @@ def test_a_file_that_is_no_wheel(tmp_path: Path) -> None:
     file.write_bytes(b"an error page")
     with pytest.raises(ForgeError, match="is not a wheel"):
         Wheel.read(file, Source(f"x/{file.name}", "0" * 64), "")
+    # pip installs a wheel whose metadata has a field of a later version.
+    metadata = "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\nLicense-Expression: MIT\n"
+    file = write_wheel(tmp_path, "demo", files={"demo-1.0.dist-info/METADATA": metadata})
+    assert Wheel.read(file, Source(f"x/{file.name}", "0" * 64), "").name == "demo"

@@ -270,6 +270,8 @@ def test_vllm_is_asked_about_a_format_that_the_table_has_not(
     text = "\n".join(command.describe("NAME", answer, Tree()))
     assert "Some: not in the table" in text
     assert "5.0 GiB of weights, 128 KiB of KV" in text
+    monkeypatch.setattr(choose, "ask", lambda *_: [{"error": "No kernel.\nTraceback"}])
+    assert command.answer(config, None, tmp_path).refusal == "No kernel."
 
 
 def test_files_count_before_dimensions(tmp_path: Path) -> None:

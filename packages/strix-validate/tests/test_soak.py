@@ -49,6 +49,7 @@ def test_an_hour_without_a_fault_passes():
     assert rows[30]["power_w"] == 110
     assert rows[-1]["steps"] == 2 * (3600 - 20)
     assert results["product"].measured["median_tflops"] == 30.0
+    assert results["product"].measured["largest_error_of_bound"] == 0.2
     assert results["whole"].measured["minutes"] == 60.0
 
 

@@ -243,7 +243,9 @@ def test_formats_and_experts_of_a_params_json(tmp_path: Path) -> None:
     assert status == 1
     assert "ScaledMM" in output
     assert "FP8 in blocks" in output
-    file.write_text(json.dumps(PARAMS | {"moe": {"num_experts": 8, "num_experts_per_tok": 2}}))
+    params = PARAMS | {"moe": {"num_experts": 8, "num_experts_per_tok": 2}}
+    assert mistral.convert_params(params)["text_config"]["model_type"] == "mixtral"
+    file.write_text(json.dumps(params))
     assert "TritonExperts" in run(tmp_path)[1]
     for change in ({"quantization": {"qformat_weight": "int3"}}, {"moe": 3}, {"dim": None}):
         file.write_text(json.dumps(PARAMS | change))
