@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from fixtures import code_object
+from strix_emulate.code import llvm
 from strix_emulate.device import protocol, report
 from strix_emulate.device.protocol import Kind, Operation, Status
 
@@ -211,12 +212,20 @@ def test_a_client_that_stops_in_the_middle() -> None:
     assert client.process.returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [{"sealed": False}, {"size": 4096}])
-def test_a_pool_that_could_shrink_is_refused(arguments: dict) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"sealed": False}, b"sealed"),
+        ({"size": 4096}, b"sealed"),
+        ({llvm.VARIABLE: "/absent"}, b"/absent"),
+    ],
+)
+def test_a_server_that_cannot_start_gives_the_reason(arguments: dict, words: bytes) -> None:
+    """A pool that could shrink is refused, and without a libLLVM no kernel can be launched."""
     client = start(**arguments)
     status, text = client.receive()
     assert status
-    assert b"sealed" in text
+    assert words in text
     assert client.finish() == ""
 
 
