@@ -44,6 +44,7 @@ def test_each_status(tmp_path):
         "proc/cmdline": "quiet\n",
         f"{hosts.GPU}/power_dpm_force_performance_level": "low\n",
         "etc/group": None,
+        **hosts.mes(0x83),
         **hosts.environ(HSA_OVERRIDE_GFX_VERSION="11.0.0"),
     }
     results = by_id(tmp_path, changes)
@@ -53,6 +54,7 @@ def test_each_status(tmp_path):
         "doctor/kernel": ("warning", True),
         "doctor/power": ("warning", False),
         "doctor/environment": ("error", False),
+        "doctor/firmware": ("error", True),
         "doctor/copies": ("skipped", False),
     }
     for name, (status, reboot) in expected.items():
