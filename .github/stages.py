@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Assign the recipes that have to be built to the jobs of channel.yml.
 
-Reads what `./forge plan --json` prints; prints a line OUTPUT=VALUE for each job's recipes: `sdk`
-for what needs no PyTorch, `aotriton`, `pytorch`, and `layer1`, `layer2` and so on, JSON for
-matrices. A layer needs only what the layers before it build. A job without recipes has no line, and
-is skipped.
+Standard input is the output of `./forge plan --json`. The output has a line JOB=RECIPES for each
+job that has recipes; other jobs are skipped. The jobs are `aotriton`, `pytorch`, `sdk` (all other
+recipes that do not need PyTorch), and `layer1`, `layer2` and so on. The recipes of a layer need
+only recipes of earlier layers. The value of a layer is a JSON list, because its job is a matrix.
 """
 
 import json
