@@ -253,6 +253,13 @@ def test_a_loop_of_swaps_begins_with_a_plain_load(native):
             execute(faulty, native=native, **kind)
 
 
+#: Lanes whose value in v2 is not 0 set v5 to 1, and the other lanes set it to 2.
+IF_ELSE = (
+    "v_mov_b32 v5, 0\nv_cmp_ne_u32 s9, 0, v2\ns_and_saveexec_b32 s10, s9\n"
+    "s_xor_b32 s9, exec_lo, s10\ns_cbranch_execz else\nv_mov_b32 v5, 1\n"
+    "else: s_and_not1_saveexec_b32 s9, s9\ns_cbranch_execz endif\nv_mov_b32 v5, 2\n"
+    "endif: s_or_b32 exec_lo, exec_lo, s9"
+)
 #: Each wave loads words that the first wave stores. s8 is 0 in the first wave.
 COPIES = (
     LOAD
@@ -291,6 +298,25 @@ USES = {
     "an atomic": ("", "global_atomic_add_u32 v7, v2, s[6:7] offset:128"),
     "LDS": ("", "ds_store_b32 v7, v2"),
     "a branch": ("v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 1\ns_cbranch_scc1 end", ""),
+    "a branch around a barrier": (
+        "",
+        "v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 9\ns_cbranch_scc1 met\ns_barrier\nmet:",
+    ),
+    "a register of a branch": (
+        "v_mov_b32 v5, 0\nv_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 1\n"
+        "s_cbranch_scc1 over\nv_mov_b32 v5, 1\nover:",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a register of lanes": (IF_ELSE, "global_store_b32 v7, v5, s[6:7] offset:128"),
+    "a register of some lanes": (
+        IF_ELSE.replace("endif: s_or_b32 exec_lo, exec_lo, s9", "endif:"),
+        "global_store_b32 v7, v7, s[6:7] offset:128",
+    ),
+    "polling": (
+        "poll: global_load_b32 v2, v1, s[6:7]\ns_waitcnt vmcnt(0)\nv_readfirstlane_b32 s9, v2\n"
+        "s_cmp_eq_u32 s9, 9\ns_cbranch_scc1 poll",
+        "",
+    ),
     "lanes": (
         "v_cmpx_lt_u32 0, v2\nv_mov_b32 v5, 1\ns_mov_b32 exec_lo, -1",
         "global_store_b32 v7, v5, s[6:7] offset:128",
@@ -313,9 +339,14 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
     kind = {"threads": 128, "size": 256, "native": native, "lockstep": lockstep}
     kind |= {"second": "inout"}
     unused = "v_mov_b32 v2, 0\nglobal_store_b32 v1, v2, s[6:7] offset:128"
-    for last in ("", unused, "v_cmpx_lt_u32 0, v2"):
+    # The value decides a branch, but only which registers are computed, as in tanh.
+    branch = "v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 1\ns_cbranch_scc1 over\n"
+    branch += "v_mov_b32 v5, v2\ns_branch met\nover: v_mov_b32 v5, 1\nmet:"
+    harmless = [("", ""), ("", unused), ("", "v_cmpx_lt_u32 0, v2"), (branch, unused)]
+    harmless += [(IF_ELSE, "global_store_b32 v7, v7, s[6:7] offset:128")]
+    for used, last in harmless:
         notes = []
-        out = execute(IN_PLACE.format(used="", last=last), notes=notes, **kind)
+        out = execute(IN_PLACE.format(used=used, last=last), notes=notes, **kind)
         assert (out[:32] == 1).all()
         assert {note.check for note in notes} == {"race"}
         assert "the loaded value reaches no store" in notes[0].message

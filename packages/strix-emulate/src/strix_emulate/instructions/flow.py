@@ -3,6 +3,7 @@
 
 import re
 from dataclasses import replace
+from functools import reduce
 
 from strix_emulate.code.decode import Instruction, Operand
 from strix_emulate.instructions.mnemonics import MEMORY
@@ -71,6 +72,71 @@ def predecessors(instructions: list[Instruction]) -> list[list[int]]:
             if target is not None:
                 before[target].append(i)
     return before
+
+
+def post_dominators(successors: list[list[int]]) -> dict[int, int]:
+    """Return for each instruction the index of the first one that all paths to the end share.
+
+    The algorithm is that of Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm", on
+    the reversed graph.
+
+    Args:
+        successors: For each instruction, the indices of those that may be executed next.
+
+    Returns:
+        The immediate post-dominator of each instruction. The index behind the last instruction
+        stands for the end of the kernel. Instructions from which no path leads to the end are
+        missing.
+    """
+    end = len(successors)
+    order = _order_to_the_end(successors)
+    position = {place: i for i, place in enumerate(order)}
+    nearest = {end: end}
+
+    def join(one: int, other: int) -> int:
+        while one != other:
+            if position[one] < position[other]:
+                one = nearest[one]
+            else:
+                other = nearest[other]
+        return one
+
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for place in reversed(order[:-1]):
+            known = [later for later in successors[place] or [end] if later in nearest]
+            common = reduce(join, known)
+            if nearest.get(place) != common:
+                nearest[place] = common
+                has_changed = True
+    del nearest[end]
+    return nearest
+
+
+def _order_to_the_end(successors: list[list[int]]) -> list[int]:
+    """Return the indices of the instructions in postorder of the reversed graph. The end is last.
+
+    Instructions from which no path leads to the end are missing.
+    """
+    end = len(successors)
+    before: list[list[int]] = [[] for _ in range(end + 1)]
+    for place, after in enumerate(successors):
+        for later in after or [end]:
+            before[later].append(place)
+    order = []
+    visited = {end}
+    stack = [(end, iter(before[end]))]
+    while stack:
+        place, earlier_places = stack[-1]
+        earlier = next((i for i in earlier_places if i not in visited), None)
+        if earlier is None:
+            order.append(place)
+            stack.pop()
+        else:
+            visited.add(earlier)
+            stack.append((earlier, iter(before[earlier])))
+    return order
 
 
 def mark_swaps(instructions: list[Instruction]) -> list[Instruction]:

@@ -2,20 +2,31 @@
 """The stores of a kernel that a loaded value may influence, derived from the code alone."""
 
 import re
+from dataclasses import dataclass
 
 from strix_emulate.arithmetic import scalars
 from strix_emulate.code.decode import EXEC, VCC, Instruction
-from strix_emulate.instructions.flow import operand_bits, predecessors, written_operands
+from strix_emulate.instructions.flow import (
+    operand_bits,
+    post_dominators,
+    predecessors,
+    written_operands,
+)
 from strix_emulate.instructions.mnemonics import has_action
 from strix_emulate.memory.waits import registers
 
-#: This bit means that the loaded value decides to which address waves jump, so that the value may
-#: influence every store.
+#: All bits: the loaded value decides whether waves execute a store, a barrier or other code with an
+#: effect, so that the value may influence every store.
 DECIDES = -1
 _EXEC = registers("s", EXEC, 2)
 _VCC = registers("s", VCC, 2)
 #: A bit that no register uses.
 _SCC = 1 << 600
+#: Where code diverges, the loaded value may decide in which part of the lanes it is executed. EXEC
+#: and the scalar registers that hold such a part have their bits shifted by this number. The parts
+#: together are the lanes that were active before, which do not depend on the value.
+_PART = 601
+_PART_OF_EXEC = _EXEC << _PART
 _WRITES_SCC = {
     *scalars.WITH_SCC,
     *scalars.COMPARES,
@@ -36,8 +47,25 @@ def is_store(ins: Instruction) -> bool:
     return has_action(ins.name, "store", "atomic")
 
 
+@dataclass(frozen=True)
+class _Branch:
+    """The code whose execution a branch decides, if this code only computes.
+
+    Attributes:
+        body: Indices of the instructions between the branch and the place where its paths meet.
+        ends: Index of that place. Empty if the paths only meet at the end of the kernel.
+        written: Bit mask of the registers that the body writes.
+        writes_exec: Whether the body writes EXEC.
+    """
+
+    body: set[int]
+    ends: list[int]
+    written: int
+    writes_exec: bool
+
+
 class Uses:
-    """The flow of loaded values through a kernel's code.
+    """The flow of loaded values through the code of a kernel that calls no function.
 
     Attributes:
         complete: Whether all of the code is known, because the kernel calls no function.
@@ -50,6 +78,7 @@ class Uses:
         self._instructions = instructions
         self._places = {ins.address: place for place, ins in enumerate(instructions)}
         self._successors: list[list[int]] | None = None
+        self._meetings: dict[int, int] | None = None
         self._reached: dict[int, int] = {}
         self.complete = not any(ins.name in _CALLS for ins in instructions)
         self.numbers: dict[int, int] = {}
@@ -79,6 +108,34 @@ class Uses:
                     self._successors[earlier].append(after)
         return self._successors
 
+    def _branch(self, place: int) -> _Branch | None:
+        """Return what the branch at an index decides, or None if code with an effect depends on it.
+
+        For example, the code of `tanh` branches to one of two approximations.
+        """
+        if self._meetings is None:
+            self._meetings = post_dominators(self._all_successors())
+        meeting = self._meetings.get(place)
+        if meeting is None:
+            return None
+        body: set[int] = set()
+        waiting = list(self._all_successors()[place])
+        while waiting:
+            here = waiting.pop()
+            if here == meeting or here in body:
+                continue
+            if _has_effect(self._instructions[here]):
+                return None
+            body.add(here)
+            waiting += self._all_successors()[here]
+        written = 0
+        writes_exec = False
+        for here in body:
+            written |= _targets(self._instructions[here])
+            writes_exec = writes_exec or _writes_exec(self._instructions[here])
+        ends = [meeting] if meeting < len(self._instructions) else []
+        return _Branch(body, ends, written, writes_exec)
+
     def _follow(self, place: int) -> int:
         """Follow a loaded value through the code. `place` is the index of the load."""
         successors = self._all_successors()
@@ -96,9 +153,14 @@ class Uses:
             here_holding[exec_changed] |= bits
             bits = here_holding[exec_changed]
             ins = self._instructions[here]
-            if _decides(ins, bits):
-                return DECIDES
-            if is_store(ins) and bits & (_EXEC | operand_bits(*ins.operands)):
+            depending = _depending(bits)
+            if _decides(ins, depending):
+                branch = self._branch(here)
+                if branch is None or place in branch.body:
+                    return DECIDES
+                writes_exec = exec_changed or branch.writes_exec
+                waiting += [(after, bits | branch.written, writes_exec) for after in branch.ends]
+            if is_store(ins) and depending & (_EXEC | operand_bits(*ins.operands)):
                 reached |= 1 << self.numbers[ins.address]
             bits = _bits_behind(ins, bits, exec_changed)
             if here == place:
@@ -112,20 +174,40 @@ class Uses:
 def _decides(ins: Instruction, bits: int) -> bool:
     """Return whether one of these registers decides to which address an instruction jumps.
 
-    The answer for a call is always True. For a branch on EXEC it is False, because waves without
-    active lanes only skip code that would do nothing.
+    The answer for a branch on EXEC is False, because waves without active lanes only skip code that
+    would do nothing.
     """
     if ins.name.startswith("s_cbranch_scc"):
         return bool(bits & _SCC)
-    if ins.name.startswith("s_cbranch_vcc"):
-        return bool(bits & _VCC)
-    return ins.name in _CALLS
+    return ins.name.startswith("s_cbranch_vcc") and bool(bits & _VCC)
+
+
+def _has_effect(ins: Instruction) -> bool:
+    """Return whether an instruction does more than to compute registers."""
+    return is_store(ins) or ins.name in ("s_barrier", "s_trap")
+
+
+def _targets(ins: Instruction) -> int:
+    """Return the bit mask of the registers that an instruction writes, also of EXEC and SCC."""
+    bits = 0
+    for part in ins.pair or (ins,):
+        bits |= operand_bits(*written_operands(part))
+        if part.name in _WRITES_SCC:
+            bits |= _SCC
+        if _writes_exec(part):
+            bits |= _EXEC
+    return bits
 
 
 def _writes_exec(ins: Instruction) -> bool:
     if ins.name in scalars.SAVEEXEC or ins.name in scalars.WREXEC or ins.name.startswith("v_cmpx"):
         return True
     return bool(operand_bits(*written_operands(ins)) & _EXEC)
+
+
+def _depending(bits: int) -> int:
+    """Return the registers that depend on the loaded value, with those that hold parts of lanes."""
+    return bits | bits >> _PART
 
 
 def _bits_behind(ins: Instruction, bits: int, exec_changed: bool) -> int:
@@ -139,35 +221,61 @@ def _bits_behind(ins: Instruction, bits: int, exec_changed: bool) -> int:
     after = bits
     for part in ins.pair or (ins,):
         written = operand_bits(*written_operands(part))
-        depends = bool(bits & _read_bits(part, written))
-        exec_depends = bool(bits & _EXEC)
-        target = written
-        if part.name in scalars.SAVEEXEC or part.name in scalars.WREXEC:
-            after &= ~(_EXEC | _SCC)
-            if depends or exec_depends:
-                after |= _EXEC | _SCC
-            # The target of SAVEEXEC gets the old EXEC, and that of WREXEC the result.
-            depends = exec_depends or (depends and part.name in scalars.WREXEC)
-        elif part.name.startswith("v_cmpx"):
-            target = _EXEC
-            depends = depends or exec_depends
-        else:
-            # If EXEC depends on the value, so do the lanes that are written. A branch on EXEC may
-            # also have skipped the instruction.
-            depends = depends or (exec_depends and not written & _EXEC)
-            if part.name in _WRITES_SCC:
-                target |= _SCC
-        if depends:
-            after |= target
-        elif target & _SCC or _replaces(part, exec_changed):
-            after &= ~target
+        replaced = written if _replaces(part, exec_changed) else 0
+        if part.name in _WRITES_SCC:
+            replaced |= _SCC
+        if _writes_exec(part):
+            # Both halves, because a wave of 32 lanes writes EXEC_LO only.
+            replaced |= _EXEC
+        after &= ~(replaced | replaced << _PART)
+        after |= _dependent_targets(part, bits, written)
     return after
 
 
-def _read_bits(ins: Instruction, written: int) -> int:
-    """Return the registers that an instruction reads."""
-    written_by_it = written_operands(ins)
-    sources = [op for op in ins.operands if op not in written_by_it]
+def _dependent_targets(ins: Instruction, bits: int, written: int) -> int:
+    """Return which registers that an instruction writes depend on the loaded value.
+
+    Args:
+        ins: The instruction.
+        bits: The registers that depend on the loaded value before the instruction.
+        written: Bit mask of the instruction's targets.
+    """
+    depending = _depending(bits)
+    exec_before = bits & (_EXEC | _PART_OF_EXEC)
+    sources = _source_bits(ins)
+    depends = bool(depending & sources)
+    scc = _SCC if ins.name in _WRITES_SCC and (depends or exec_before) else 0
+    if ins.name.startswith("v_cmpx"):
+        return exec_before | (_PART_OF_EXEC if depends else 0)
+    if ins.name in scalars.SAVEEXEC or ins.name in scalars.WREXEC:
+        exec_after = exec_before
+        if bits & sources and not ins.name.startswith("s_and_saveexec"):
+            exec_after |= _EXEC
+        elif depends:
+            exec_after |= _PART_OF_EXEC
+        # The target of SAVEEXEC gets the old EXEC, and that of WREXEC the result.
+        value = exec_after if ins.name in scalars.WREXEC else exec_before
+        target = written if value & _EXEC else 0
+        if value & _PART_OF_EXEC:
+            target |= written << _PART
+        return exec_after | target | scc
+    if ins.name in ("s_or_b32", "s_or_b64") and written & _EXEC:
+        # S_OR of EXEC with the other part reactivates the lanes from before the code diverged.
+        return written | scc if bits & sources & ~_EXEC else 0
+    if ins.name in ("s_xor_b32", "s_xor_b64") and sources & _EXEC and not bits & sources:
+        # S_XOR of the lanes from before the code diverged with one part yields the other part.
+        return written << _PART | scc if depends else 0
+    # If EXEC depends on the value, so do the lanes that are written. A branch on EXEC may also have
+    # skipped the instruction.
+    if depends or (exec_before and not written & _EXEC):
+        return written | scc
+    return 0
+
+
+def _source_bits(ins: Instruction) -> int:
+    """Return the bit mask of the registers that an instruction reads."""
+    written = written_operands(ins)
+    sources = [op for op in ins.operands if op not in written]
     if len(ins.operands) > 1 and ins.operands[0] in ins.operands[1:]:
         sources.append(ins.operands[0])
     bits = operand_bits(*sources)
@@ -175,10 +283,6 @@ def _read_bits(ins: Instruction, written: int) -> int:
         bits |= _SCC
     if ins.name.startswith("v_div_fmas"):
         bits |= _VCC
-    if ins.name in ("s_or_b32", "s_or_b64") and written & _EXEC:
-        # S_OR of EXEC only reactivates lanes that were active before the code diverged, so its
-        # result does not depend on the value.
-        bits &= ~_EXEC
     return bits
 
 
