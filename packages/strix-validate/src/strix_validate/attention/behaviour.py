@@ -220,7 +220,7 @@ def nan(route: Watched, options: RunOptions) -> dict:
         # dk and dv are not judged, because CUDA's kernels treat a row whose logsumexp is NaN as a
         # row without keys.
         reaches_out = out[1, 0, queries, columns].isnan().all()
-        require(reaches_out, f"NaN in {name} does not reach out")
+        require(reaches_out, f"NaN in {name} does not reach the output")
         reaches_dq = results["dq"][1, 0, queries].isnan().all()
         require(reaches_dq, f"NaN in {name} does not reach dq")
         others = []
@@ -334,7 +334,10 @@ def _check_kept_weights(out: Tensor, visible: Tensor, p: float) -> float:
 
 
 def _check_patterns(is_kept: Tensor) -> None:
-    """Check that parts of an axis whose distance is a power of two drop different weights."""
+    """Check that on each axis, the first n entries and the next n drop different weights.
+
+    n is a power of two up to 128.
+    """
     for axis, name in enumerate(("sequences", "heads", "queries", "keys")):
         for distance in (1, 2, 4, 8, 16, 32, 64, 128):
             if distance >= is_kept.shape[axis]:

@@ -200,7 +200,7 @@ def dense(  # noqa: PLR0913 (the options of a case)
         infers: See FlashCall.
 
     Returns:
-        The call, and a function of the precision that gives the expected tensors by name.
+        The call, and a function that takes a precision and returns the expected tensors by name.
     """
     options = _make_options(causal, window, lse, scale)
     options |= {"softcap": softcap, "dropout_p": dropout}
@@ -494,7 +494,7 @@ def _fill_with_nan(cache: Tensor, rows: list[int], lengths: tuple[int, ...]) -> 
 
 
 def _make_integers(**values: tuple[int, ...] | None) -> dict[str, Tensor]:
-    """Return as tensors, by name, the values that are not None."""
+    """Return the given values as tensors, by name; leave out None."""
     return {name: torch.tensor(x, dtype=torch.int32) for name, x in values.items() if x}
 
 

@@ -56,7 +56,7 @@ class FlashCase:
 
     @cached_property
     def expected(self) -> Expected:
-        """A function of the precision that returns the expected tensors by name, on the CPU."""
+        """A function that takes a precision and returns the expected tensors by name, on CPU."""
         return self._problem[1]
 
     @cached_property
@@ -78,11 +78,14 @@ _MASKS = "a wrong mask at a block's edge, or a causal mask aligned top-left inst
 _GQA = "a query head that reads the wrong key/value head, or gradients not summed over the group"
 _CACHE = "keys written to the wrong row, or cache_seqlens changed by a call (aiter 0.1.20.post1)"
 _EMPTY = (
-    "a sequence without keys that overwrites the next sequence's logsumexp with its own, and the "
-    "next head, or memory after the tensors, with zeros "
+    "a sequence without keys that overwrites other values: the next sequence's logsumexp with its "
+    "own, and the next head, or memory after the tensors, with zeros "
     "(flash_attn_triton_amd/fwd_prefill.py, sdist 2.8.3)"
 )
-_BATCH = "the first sequence read for all, or blocks after the 512th query or key left out"
+_BATCH = (
+    "the first sequence read in place of all others, or blocks after the 512th query or key left "
+    "out"
+)
 _LONG = {"seqlen_q": 577, "seqlen_k": 577}
 _LSE = (
     "a logsumexp in base 2, whose error the backward pass cancels, but ring attention does not: "
@@ -91,10 +94,13 @@ _LSE = (
 _PADDED = "padding of the head dim to the next power of two that leaks into the result"
 _D512 = "silently wrong values above head dim 256: https://github.com/pytorch/pytorch/issues/189849"
 _LAYER = "a kernel that is correct, but not for this model's group of heads or head dim"
-_ALIBI = "slopes that are ignored, have the wrong sign, or are another head's or sequence's (MPT)"
+_ALIBI = (
+    "ALiBi slopes that are ignored, have the wrong sign, or are those of another head or sequence "
+    "(MPT)"
+)
 _ROTARY = (
-    "angles that begin at 0 instead of the cache's length, neighbouring lanes rotated instead of "
-    "halves or vice versa, or the lanes after the rotated ones lost"
+    "rotary angles that begin at 0 instead of the cache's length, pairs of neighbouring lanes "
+    "instead of pairs from both halves or vice versa, or loss of the lanes after the rotated ones"
 )
 _DECODING = (
     "decoding in which a part of a longer cache is left out or merged wrongly, or another "
@@ -410,7 +416,7 @@ CASES = (
             seqlen_k=70,
             alibi="heads",
         ),
-        "slopes that favour later keys if there is no mask",
+        "ALiBi slopes that favour later keys if there is no mask",
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -482,7 +488,7 @@ CASES = (
             seqlen_q=70,
             seqlen_k=90,
         ),
-        "a wrong mask in the tiles of the largest head dim, which are smaller than others",
+        "a wrong mask in the tiles of the largest head dim, which are smaller than other tiles",
         half_only=True,
     ),
     FlashCase(
@@ -768,7 +774,7 @@ CASES = (
             kv_heads=2,
             rotary="halves",
         ),
-        "a second block of queries or of new keys left out (prompts that are split into parts)",
+        "a second block of queries or of new keys left out (prompts that are split into chunks)",
         half_only=True,
     ),
     FlashCase(

@@ -26,7 +26,7 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-#: Reason to skip a check. The code of the sums is in cpu_flash_attention_backward in
+#: Reason to skip a check. The function with these sums is cpu_flash_attention_backward in
 #: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp.
 _CPU_SUMS = "torch's flash attention on the CPU keeps the sums of dk and dv in 16 bits"
 #: Part of the operator names of each fused backend. The math backend uses all other operators.
@@ -45,7 +45,7 @@ _LEFT_OUT = {
 }
 #: The beginnings of the messages with which torch refuses arguments.
 _REFUSALS = ("No available kernel", "No viable backend", "invalid dtype for bias")
-#: The ends of those warnings of torch that do not explain a refusal.
+#: Endings of those warnings of torch that do not explain a refusal.
 _EMPTY_WARNINGS = ("runtime disabled.", "not used because:")
 #: A way to call scaled_dot_product_attention: by one backend, or with torch's choice of backend.
 Route = Callable[..., Tensor]
@@ -122,7 +122,7 @@ def read_kernel_set(prefix: Path) -> str:
 
 
 def skip_if_left_out(result: Result, kernels: str) -> Result:
-    """Turn a failure into a skip if the reason is that the set of kernels lacks a kernel."""
+    """Turn a failed result into a skipped one if AOTriton's set lacks the kernel of the call."""
     errors = _LEFT_OUT.get(kernels, ())
     is_left_out = any(error in result.reason for error in errors)
     if result.state is not State.FAILED or not is_left_out:
@@ -239,7 +239,7 @@ def _answer(route: Route, problem: Problem) -> _Answer:
     with torch.no_grad():
         inference, inference_operators = call(route, *tensors, **options)
     actual = {"out": out.detach(), **gradients}
-    # with dropout, a second call drops other weights
+    # with dropout, a second call drops other weights, so that its output is not compared
     if not case.dropout and not torch.equal(inference, out):
         actual["inference"] = inference
     differs = any(not torch.equal(x, gradients[name]) for name, x in again.items())

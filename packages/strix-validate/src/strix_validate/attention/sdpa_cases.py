@@ -108,7 +108,10 @@ _D512 = (
 _PADDED = "padding of the head dim to the next power of two that leaks into the result"
 _STRIDES = "memory in the order (batch, seqlen, heads) read as (batch, heads, seqlen)"
 _MASK = "a mask that is read with the wrong strides, or inverted"
-_BLOCKS = "the second block of 512 queries or keys left out, or the first sequence read for all"
+_BLOCKS = (
+    "the second block of 512 queries or keys left out, or the first sequence read in place of all "
+    "others"
+)
 _LENGTH = "keys read after the last one, or rows of the last block not written"
 _GROUP = "a group of heads rounded up to a power of two, or a wrong head dim"
 _DECODE = "a wrong key/value head in the separate kernels for calls with one query (decoding)"
@@ -122,7 +125,7 @@ _LAYOUTS = {
     "expanded": "a stride of 0 that is ignored (keys of one head for all heads)",
     "packed": "q, k and v in one tensor that are read as if each was a separate tensor",
     "strided-values": ("v read with the strides of k: https://github.com/ROCm/pytorch/issues/3230"),
-    "cache": "strides of a slice of a static cache that are computed from the slice's shape",
+    "cache": "strides of a static cache's slice that are computed from the slice's shape",
     "summed": "the gradient of out.sum().backward(), a single number, read as a whole tensor",
 }
 
@@ -139,12 +142,12 @@ def _sink_cases() -> Iterator[SdpaCase]:
         dtypes=HALVES,
     )
     yield replace(case, name="sink-key", sink="key", needs="q")
-    # only the sink "query" gives all terms of the gradients of k and v the same sign
+    # dk and dv are only checked here: with the sink "key", their terms have both signs
     yield replace(case, name="sink-query", sink="query", needs="qkv")
 
 
 def _low_score_cases() -> Iterator[SdpaCase]:
-    """Yield cases with lengths that do not fill a tile; the lowest level also has a mask."""
+    """Yield cases of three levels of low scores, with lengths that do not fill a tile."""
     case = SdpaCase(
         "",
         reference.LOW_SCORES_FAULT,

@@ -55,12 +55,12 @@ _RULES: tuple[tuple[tuple[str, str], Callable], ...] = (
     (("layout", "lengths"), lambda layout, lengths: layout != "packed" or lengths == "equal"),
     (("layout", "group"), lambda layout, group: layout != "packed" or group == 1),
     (("layout", "narrow"), lambda layout, narrow: layout != "packed" or not narrow),
-    # a group of 4 has a single head of keys, which cannot be expanded from one head
+    # with a group of 4, there is only one head of keys, so that "expanded" would change nothing
     (("layout", "group"), lambda layout, group: layout != "expanded" or group != 4),
     # a summed output and a second backward pass need a gradient
     (("layout", "needs"), lambda layout, needs: layout != "summed" or needs),
     (("again", "needs"), lambda again, needs: not again or needs),
-    # with few rows, the rounding of low scores is a matter of chance
+    # with one query, the rounding error of low scores is a matter of chance
     (("low", "lengths"), lambda low, lengths: not low or lengths != "one"),
 )
 
@@ -88,8 +88,8 @@ def _make_case(values: Combination) -> SdpaCase:
     is_causal = values["mask"] == "causal"
     dtypes: tuple[torch.dtype, ...] = (torch.float32, *HALVES)
     if values["mask_dtype"] or values["low"]:
-        # In float32, an additive mask has the dtype float32 anyway. With low scores, float32 would
-        # show the rounding of the scores themselves.
+        # float32 is left out. There, mask_dtype changes nothing, and low scores would show the
+        # rounding of the scores themselves.
         dtypes = HALVES
     return SdpaCase(
         _name(values),
@@ -106,7 +106,7 @@ def _make_case(values: Combination) -> SdpaCase:
         causal=is_causal,
         attn_mask="" if is_causal else values["mask"],
         mask_dtype=values["mask_dtype"],
-        # some kernels multiply in 16 bits, in which 1 / (1 - 0.2) = 1.25 is exact
+        # with 0.2, the factor 1 / (1 - 0.2) = 1.25 is exact in kernels that multiply in 16 bits
         dropout=0.2 if values["dropout"] else 0.0,
         layout=values["layout"],
         needs="qkvm" if values["needs"] == "mask" else values["needs"],

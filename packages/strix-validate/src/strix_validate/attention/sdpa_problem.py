@@ -190,7 +190,7 @@ def _lay_out(
 
 
 def _lay_out_mask(case: SdpaCase, attn_mask: Tensor) -> Tensor:
-    """Give the mask the strides of its kind."""
+    """Give a mask of the kind "slice" its strides; return any other mask unchanged."""
     if case.attn_mask != "slice":
         return attn_mask
     wider = torch.nn.functional.pad(attn_mask, (0, 24), value=torch.nan)

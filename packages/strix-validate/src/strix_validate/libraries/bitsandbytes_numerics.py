@@ -30,9 +30,8 @@ _VECTOR = (ROWS * COLUMNS + 38,)
 _MATRIX = (ROWS, 96)
 #: Numbers in a block of an optimizer's state.
 _STATE_BLOCK = 256
-#: Allowed difference between a value's distance to the number of its code and its distance to the
-#: nearest number of the table. On a CPU, bitsandbytes finds 8-bit codes in a table of 65,536
-#: numbers, which is less exact.
+#: A code's number may be this much farther from the value than the nearest number of the table. On
+#: a CPU, bitsandbytes finds 8-bit codes in a table of 65,536 numbers, which is less exact.
 _SLACK = 4e-5
 _NF4 = (
     "NF4 that is wrong on one kind of GPU: "
@@ -196,14 +195,14 @@ def _read_weight(packed: Tensor, state: Any, values: Tensor) -> Tensor:
         scales = _read_nested_scales(state, largest)
     codes = _unpack_codes(packed, values.numel())
     weight = Codes(codes, scales.double(), nf4_table(), state.blocksize)
-    # bitsandbytes chooses the weight's codes before it quantises the weight's scales
+    # bitsandbytes chooses the weight's codes with exact scales, and then quantises the scales
     with_exact_scales = replace(weight, scales=largest) if state.nested else weight
     with_exact_scales.require_right(values, "NF4")
     return weight.values().view(values.shape)
 
 
 def _read_nested_scales(state: Any, largest: Tensor) -> Tensor:
-    """Return the dequantised scales of a weight with quantised scales; require right scales.
+    """Return the dequantised scales of a weight whose scales are quantised; check them.
 
     Args:
         state: bitsandbytes' state of the quantised weight.
@@ -300,7 +299,7 @@ def _check_layer(block: int, dtype: torch.dtype, id_: str, options: RunOptions) 
     }
 
     def expected(precision: Precision) -> dict[str, Tensor]:
-        # with several rows, a layer rounds its dequantised weights first
+        # with several rows, a layer rounds its dequantised weights before it multiplies
         rounded_weight = store(weight.to(reference.working_dtype(precision)), precision)
         results = {
             "one": reference.product(one_row, rounded_weight, precision),
@@ -377,7 +376,8 @@ def _read_states(state: dict, signs: tuple[bool, ...]) -> list[Codes]:
         table = dynamic_table(signed)
         error = (state[f"qmap{number}"].cpu().double() - table).abs().max()
         require(
-            error <= 1e-6, f"the table of state {number} is not the one of dynamic quantisation"
+            error <= 1e-6,
+            f"the table of codes of state {number} is not that of dynamic quantisation",
         )
         codes = state[f"state{number}"].cpu().long()
         scales = state[f"absmax{number}"].cpu().double()
@@ -434,7 +434,7 @@ def _bound_parameters(
         dtype: Dtype of the parameters.
     """
     eps = torch.finfo(dtype).eps
-    # an optimizer may apply weight decay before or after its step
+    # an optimizer may apply weight decay before or after its step, and both results are allowed
     decay = group["lr"] * group["weight_decay"]
     change = (expected - start).abs() + decay * start.abs()
     return 2 * eps * start.abs() + (max(1e-4, 2 * eps) + decay) * change

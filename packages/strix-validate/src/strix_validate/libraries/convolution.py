@@ -24,9 +24,9 @@ MODES = {
     "dynamic-hybrid": {"MIOPEN_FIND_MODE": "DYNAMIC_HYBRID"},
     "native": {},
 }
-#: Factors that replace those of comparison.FACTORS. cuDNN's first choice for the gradient of 3x3
-#: weights came to 23 times the error of a plain sum in float32, which is normal for an algorithm
-#: like Winograd's. TF32 still exceeds this factor.
+#: Allowed error of convolutions, instead of comparison.FACTORS. In float32, the algorithm that
+#: cuDNN chooses first for the gradient of 3x3 weights came to 23 times the error of a plain sum.
+#: This is normal for an algorithm like Winograd's. The error of TF32 exceeds even this factor.
 FACTORS = {torch.float32: 100.0}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _FAST = "export MIOPEN_FIND_MODE=FAST"

@@ -45,7 +45,7 @@ _ROUNDS_ON_GPU = 50
 _ROUNDS_ELSEWHERE = 2
 #: Numbers of rows of a matrix. One wave computes 12 rows; races were seen in blocks of 48 rows.
 _SIDES = (12, 48)
-#: Allowed error of an element in units of rows * eps * the largest element. LAPACK's was 2.5.
+#: Allowed error of an element in units of rows * eps * the largest element. LAPACK's error was 2.5.
 _FACTOR = 20
 #: Numbers of tokens. Up to 3072 tokens, torch uses the kernel in which the compiler dropped waits.
 _TOKENS = (48, 1024, 3000)
@@ -120,7 +120,7 @@ def _draw_matrices(kind: str, batch: int, rows: int, generator: torch.Generator)
 
 
 def _measure_factors(factors: tuple[Tensor, ...], a: Tensor) -> float:
-    """Return the largest error of the product in units of rows * eps * a's largest element."""
+    """Return the largest error of the factors' product, in units of rows * eps * max(abs(a))."""
     product_of_factors, *others = (t.cpu().double() for t in factors)
     for factor in others:
         product_of_factors = product_of_factors @ factor

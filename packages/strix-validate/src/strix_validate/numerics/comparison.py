@@ -18,15 +18,15 @@ FACTORS = {
     torch.bfloat16: 4.0,
 }
 
-#: Allowed root mean square error in the same units; see :func:`rms_bounds`.
+#: Allowed root mean square error, in the unit that :func:`rms_bounds` computes.
 RMS_FACTORS = {
     torch.float32: 10.0,
     torch.float16: 3.0,
     torch.bfloat16: 3.0,
 }
 
-#: Allowed mean signed error in the same units. In float32, the allowed mean error is as large as
-#: the allowed root mean square error.
+#: Allowed mean signed error, in the unit of :func:`rms_bounds`. In float32, the allowed mean error
+#: is as large as the allowed root mean square error.
 DRIFT_FACTORS = {
     torch.float32: 10.0,
     torch.float16: 0.5,
@@ -177,10 +177,10 @@ def rms_bounds(
 def local_error(actual: Tensor, expected: Tensor, terms: Tensor, dtype: torch.dtype) -> float:
     """Return the largest error of an element, in units of half the dtype's eps times its terms.
 
-    Correct kernels came to 2.4 in half precision. They came to 31 in float32, because the rounding
-    of the scores, which is in proportion to their size, matters there. Weights below fp16's
-    smallest normal number, 6e-5, lose more than half an eps when they are rounded. For them, 8
-    steps of the subnormal numbers are added to the unit.
+    Correct kernels came to 2.4 units in half precision. In float32 they came to 31 units, because
+    the rounding of the scores matters there, and its error grows with the scores. Weights below
+    fp16's smallest normal number, 6e-5, lose more than half an eps when they are rounded. To allow
+    for this, 8 steps of the subnormal numbers are added to the unit.
     """
     error = _subtract(actual, expected).abs()
     limits = torch.finfo(dtype)
@@ -253,7 +253,8 @@ def _measure(
         local = local_error(actual, exact, terms.abs(), dtype)
         mean_square = rms_error(actual, exact)
         signed = drift(actual, exact)
-    # the mean of a few elements can be off by chance
+    # By chance, the mean error of a few elements can be large, so that fewer elements get a larger
+    # factor.
     drift_factor = DRIFT_FACTORS[dtype] + 4 / math.sqrt(max(exact.numel(), 1))
     return _Errors(
         maximum=maximum,

@@ -56,7 +56,7 @@ def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Te
 
 
 def layer(x: Tensor, weight: Tensor) -> Callable[[Precision], dict[str, Tensor]]:
-    """Return a function of the precision that returns {"out": x @ weight^T}."""
+    """Return a function that takes a precision and returns {"out": x @ weight^T}."""
 
     def compute(dtype: Precision) -> dict[str, Tensor]:
         return {"out": store(product(x, weight, dtype), dtype)}
@@ -142,7 +142,7 @@ def with_sink(
         q[..., 0] = 4.0
         k[..., 0] = 0.0
         k[..., 0, :] = 0.0
-        k[..., 0, 0] = -math.log(share) * q.shape[-1] ** 0.5 / 4  # a score of log(1 / share)
+        k[..., 0, 0] = -math.log(share) * q.shape[-1] ** 0.5 / 4  # its score: log(1 / share)
         k[..., 1:, 1:] /= 4
     else:
         v = v + k[..., :1]  # with this v, all terms of a key's gradient have the same sign
@@ -155,9 +155,10 @@ def with_sink(
 
 #: The fault that inputs of :func:`with_low_scores` show.
 LOW_SCORES_FAULT = (
-    "wrong results if all scores are far below 0: padding after the last key has the score 0, so "
-    "that exp(0 - logsumexp) is infinite (https://github.com/ROCm/aiter/issues/3551); or the value "
-    "of masked scores, or the initial maximum, is a finite number above all scores"
+    "wrong results if all scores are far below 0, for one of two reasons: padding after the last "
+    "key has the score 0, so that exp(0 - logsumexp) is infinite "
+    "(https://github.com/ROCm/aiter/issues/3551); or the value of masked scores, or the initial "
+    "maximum, is a finite number above all scores"
 )
 
 
@@ -244,7 +245,7 @@ def _weigh(
     attn_mask: Tensor | None,
     sinks: Tensor | None,
 ) -> _Weights:
-    """Compute the weights; see :func:`attention`."""
+    """Compute the weights of attention; see :func:`attention`."""
     scores = q @ k.transpose(-2, -1) * scale
     slope: Tensor | float = 1.0
     if softcap:
