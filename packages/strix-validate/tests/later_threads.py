@@ -113,7 +113,7 @@ TORCH = {
         | torch(VENV_SITE, "2.9.1+rocm7.1.0.lw.git351ff442", hip="7.1.52802-26aae437f6"),
         {
             "packages": Expected(
-                "error", "brings ROCm 7.1.0, which page-faults", "--force-reinstall"
+                "error", "contains ROCm 7.1.0, which page-faults", "--force-reinstall"
             )
         },
     ),
@@ -142,7 +142,7 @@ TORCH = {
         {
             "environment": Expected("error", "=11.0.0", "unset HSA_OVERRIDE_GFX_VERSION"),
             "kernel": Expected("error", "older than 6.18.4", "dnf upgrade"),
-            "packages": Expected("warning", "brings ROCm 6.3"),
+            "packages": Expected("warning", "contains ROCm 6.3"),
             "carve-out": Expected("warning", "96 GiB", reboot=True),
             "gtt": Expected("info"),
         },

@@ -319,7 +319,7 @@ ENVIRONMENTS = {
         NOT_OURS
         | torch(SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | {"opt/rocm-6.4.1/.info/version": "6.4.1-83\n"},
-        {"runtime": Expected("info", "torch brings its own"), "caches": Expected("warning")},
+        {"runtime": Expected("info", "torch has its own"), "caches": Expected("warning")},
     ),
     "Arch's own ROCm, which has the fix": Machine(
         released("ID=arch") | {"opt/rocm/.info/version": "7.1.1\n"}, {"caches": Expected("warning")}
@@ -331,7 +331,7 @@ ENVIRONMENTS = {
     "pip's torch beside Fedora's Python": Machine(
         environ(CONDA_PREFIX="", PATH="/usr/bin")
         | torch("usr/lib64/python3.14/site-packages", "2.9.1+rocm6.4", hip="6.4.43484"),
-        {"packages": Expected("error", "brings ROCm 6.4, which page-faults")},
+        {"packages": Expected("error", "contains ROCm 6.4, which page-faults")},
     ),
     "a user's torch of Debian's Python": Machine(
         environ(CONDA_PREFIX="", PATH="/usr/bin")

@@ -160,7 +160,7 @@ THREADS = {
         VENV | torch(VENV_SITE, "2.7.1+rocm6.3", hip="6.3.42131"),
         {
             "packages": Expected(
-                "error", "brings ROCm 6.3, which page-faults", "--force-reinstall", "pixi"
+                "error", "contains ROCm 6.3, which page-faults", "--force-reinstall", "pixi"
             )
         },
     ),
@@ -178,7 +178,7 @@ THREADS = {
         | torch(SITE, "2.9.1+rocm7.1.1", hip="7.1.25424"),
         {
             "packages": Expected(
-                "error", "brings ROCm 7.1.1, which page-faults", "--force-reinstall", "pixi clean"
+                "error", "contains ROCm 7.1.1, which page-faults", "--force-reinstall", "pixi clean"
             )
         },
     ),

@@ -10,7 +10,7 @@ from strix_validate.doctor.tree import Tree
 
 #: Ubuntu's releases by codename. Derivatives such as Linux Mint state Ubuntu's codename too.
 _UBUNTU = {"jammy": "22.04", "noble": "24.04", "resolute": "26.04"}
-#: Commands that update packages, by family.
+#: Commands that update packages, by family of distributions.
 _UPGRADE = {
     # These systems boot an image whose /usr dnf cannot change.
     "ostree": "sudo rpm-ostree upgrade",
@@ -21,7 +21,7 @@ _UPGRADE = {
     "nixos": "boot.kernelPackages = pkgs.linuxPackages_latest; in configuration.nix, then "
     "sudo nix-channel --update && sudo nixos-rebuild boot",
 }
-#: Commands that rebuild the initramfs, by family.
+#: Commands that rebuild the initramfs, by family of distributions.
 _INITRAMFS = {
     "fedora": "sudo dracut --force",
     "opensuse": "sudo dracut --force",
@@ -31,13 +31,13 @@ _INITRAMFS = {
     "proxmox": "sudo update-initramfs -u && sudo proxmox-boot-tool refresh",
 }
 _FAMILIES = {*_UPGRADE, *_INITRAMFS}
-#: Commands that add an argument to the kernel's command line, by family.
+#: Commands that add an argument to the kernel's command line, by family of distributions.
 _ADD = {
     "ostree": "sudo rpm-ostree kargs --append={}",
     "fedora": "sudo grubby --update-kernel=ALL --args={}",
     "nixos": 'boot.kernelParams = [ "{}" ]; in configuration.nix, then sudo nixos-rebuild boot',
 }
-#: Commands that remove an argument from the kernel's command line, by family.
+#: Commands that remove an argument from the kernel's command line, by family of distributions.
 _REMOVE = {
     "ostree": "sudo rpm-ostree kargs --delete={}",
     "fedora": "sudo grubby --update-kernel=ALL --remove-args={}",
@@ -66,7 +66,7 @@ def _read_release(tree: Tree) -> Release | None:
 
 
 def detect_family(tree: Tree) -> str:
-    """Return the family of the host's distribution.
+    """Return the family of distributions that the host's distribution belongs to.
 
     Returns:
         A key of _UPGRADE or _INITRAMFS; for an unknown distribution, its ID in os-release.
@@ -167,7 +167,7 @@ def _suggest_ubuntu_kernel(tree: Tree) -> str:
         return "sudo apt install linux-generic-hwe-$(lsb_release -rs)"
     release = find_ubuntu_release(tree)
     year = release[:2]
-    # Only long-term releases, which appear in April of even years, get newer kernels.
+    # Only Ubuntu's long-term releases, of April of even years, get newer kernels.
     if release.endswith("04") and year.isdecimal() and int(year) % 2 == 0:
         return f"sudo apt install linux-generic-hwe-{release}"
     return upgrade
@@ -282,7 +282,7 @@ def _format_commands(
     by_hand: str,
     arguments: tuple[str, ...],
 ) -> str:
-    """Return the family's command for each argument, or one instruction for all of them."""
+    """Return the distribution's command for each argument, or one instruction for all arguments."""
     family = detect_family(tree)
     if family == "nixos":
         command = commands[family].format('" "'.join(arguments))

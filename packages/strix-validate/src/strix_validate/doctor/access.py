@@ -177,7 +177,7 @@ def _judge_denied(tree: Tree, name: str) -> Result:
 
 
 def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -> Result:
-    """Judge a denial although the mode bits let the user open the device."""
+    """Judge a denial if the mode bits let the user open the device."""
     enforces_selinux = tree.read("sys/fs/selinux/enforce") == "1"
     if enforces_selinux or container in ("podman", "toolbox"):
         return error(
@@ -195,8 +195,8 @@ def _judge_denied_without_owner(tree: Tree, message: str, container: str) -> Res
     """Judge a denial if the device's owner is unknown, as in a copy of a machine."""
     if container:
         message += (
-            f": the device's group is not one of the user's (this container ({container}) shows "
-            "the host's number of the group)"
+            f": the device's group is not one of the user's; the container ({container}) shows the "
+            "group's number on the host"
         )
         return error(message, _suggest_devices(container), _NUMBERS)
     if "render" not in (tree.groups or ()):
@@ -213,7 +213,7 @@ def _judge_denied_without_owner(tree: Tree, message: str, container: str) -> Res
 def _judge_unusable(tree: Tree, name: str, failure: OSError) -> Result:
     """Judge EINVAL and similar errors.
 
-    The major number belongs to another driver, or KFD did not start.
+    They mean that the file's major number belongs to another driver, or that KFD did not start.
     """
     message = f"/{name} cannot be opened: {failure.strerror}"
     dmesg = "sudo dmesg | grep -i kfd"

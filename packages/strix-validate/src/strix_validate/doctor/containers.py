@@ -16,7 +16,7 @@ _MARKS = {
     "podman": "run/.containerenv",
     "docker": ".dockerenv",
 }
-#: Parts of the path of process 1's control group that name a manager.
+#: Parts of the path of process 1's control group that name a container's manager.
 _GROUP_NAMES = ("lxc", "docker", "kubepods", "libpod")
 #: A limit of this number of bytes or more means "no limit". Version 1 of control groups reports
 #: nearly 2**63 bytes if there is no limit.

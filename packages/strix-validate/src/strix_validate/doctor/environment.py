@@ -84,7 +84,7 @@ def _read_overrides(tree: Tree) -> dict[str, str]:
     """Return the variables that make libraries mistake the GPU for another model."""
     names = ["HSA_OVERRIDE_GFX_VERSION"]
     if tree.target_gpu:
-        # The suffix is the GPU's node number in KFD's topology.
+        # The suffix of this variable is the GPU's node number in KFD's topology.
         names.append(f"HSA_OVERRIDE_GFX_VERSION_{tree.target_gpu.number}")
     return {name: tree.environ[name] for name in names if tree.environ.get(name)}
 
@@ -118,7 +118,7 @@ def _find_foreign_variables(tree: Tree) -> list[str]:
 
 
 def _uses_system_rocm(tree: Tree) -> bool:
-    """Return whether Python is the system's and has a torch, which uses the system's ROCm."""
+    """Return whether the system's Python has torch. Such a torch uses the system's ROCm."""
     python = find_interpreter(tree)
     if python is None or python.kind != "system":
         return False
@@ -151,7 +151,7 @@ def _judge_activation(tree: Tree) -> Result:
 
 def stray_rocm(tree: Tree) -> Result:
     """No other ROCm is on the loader's path. Two versions of ROCm in one process crash, and these
-    packages bring their own ROCm: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    packages have their own ROCm: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     folders = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
     installed = ", ".join(folders)
     for file in tree.glob("etc/ld.so.conf.d/*.conf"):
@@ -187,7 +187,7 @@ def kernels(tree: Tree) -> Result:
 
 
 def _find_mismatches(prefix: Path, package: str) -> Iterator[str]:
-    """Yield the installed packages whose version a package of kernels does not fit."""
+    """Yield the installed packages of another version than a package of kernels requires."""
     for name, version, build in find_exact_requirements(prefix, package):
         files = prefix.glob(f"conda-meta/{name}-[0-9]*.json")
         installed = [file.stem for file in files]
@@ -259,7 +259,7 @@ def _find_last_installation(tree: Tree) -> float | None:
 
 
 def _find_cache_folders(tree: Tree) -> dict[str, Path]:
-    """Return each cache folder by the path to print, below ~ or in the form of a variable."""
+    """Return each cache folder by its printed path: ~/NAME, or the value of a variable."""
     folders = {f"~/{name}": tree.home / name for name in _CACHE_FOLDERS}
     for variable in _CACHE_VARIABLES:
         name = tree.environ.get(variable)

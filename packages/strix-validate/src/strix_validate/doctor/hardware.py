@@ -29,9 +29,9 @@ from strix_validate.doctor.virtual_packages import REQUIRED, VARIABLES
 
 #: Date of the linux-firmware that has the bad version of MES, the GPU's scheduler.
 _BAD_FIRMWARE = "20251125"
-#: The first date of linux-firmware after the bad MES was withdrawn.
+#: Date of the first linux-firmware after the bad MES was withdrawn.
 _GOOD_FIRMWARE = "20260110"
-#: Two versions of MES. _BAD_MES hangs compute; with _SUSPECT_MES, a machine hung.
+#: Two versions of MES. Compute hangs with _BAD_MES. One machine hung with _SUSPECT_MES.
 _BAD_MES = 0x83
 _SUSPECT_MES = 0x86
 _SUSPECT = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
@@ -68,7 +68,7 @@ def _select_visible(gpus: list[int], value: str) -> list[int]:
         return gpus
     selected = []
     for part in value.split(","):
-        # The first number that does not exist ends the list.
+        # A number that no GPU has ends the list; later numbers are ignored.
         if not part.strip().isdecimal() or int(part) >= len(gpus):
             break
         selected.append(gpus[int(part)])
@@ -275,8 +275,8 @@ def _need_gfx1151() -> None:
 
 
 def driver(tree: Tree) -> Result:
-    """The kernel's own amdgpu driver is loaded. A driver of DKMS has an older KFD than
-    a new kernel has: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    """The kernel's own amdgpu driver is loaded. DKMS's driver has an older KFD than new kernels:
+    https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     need_gpu(tree)
     if not tree.path("sys/module/amdgpu").is_dir():
         if tree.target_driver == "vfio-pci":
@@ -399,7 +399,7 @@ def _judge_override(mes: int | None, override: tuple[str, Fix], measured: dict) 
 
 
 def _judge_bad_mes(tree: Tree, mes: int, version: str | None, measured: dict) -> Result:
-    """Judge a loaded MES that is bad although the installed firmware package is good or unknown."""
+    """Judge a bad MES that is loaded although the installed firmware is good or unknown."""
     name = f"the loaded MES {hex(mes)}"
     fix = _distribution.suggest_new_firmware(tree)
     if _is_good_firmware(version):

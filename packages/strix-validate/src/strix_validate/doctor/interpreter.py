@@ -91,14 +91,14 @@ class Interpreter:
     base: Path
 
     def find_distributions(self, name: str) -> list[Distribution]:
-        """Return the distributions of a name. Python loads the first of them."""
+        """Return the Python distributions of a name. Python loads the first of them."""
         distributions: list[Distribution] = []
         for place in self.places:
             distributions += _read_distributions(place, name)
         return distributions
 
     def list_names(self) -> list[str]:
-        """Return the names of all distributions."""
+        """Return the names of all Python distributions in the folders."""
         names = []
         for place in self.places:
             for folder in sorted(place.path.glob("*.dist-info")):
@@ -109,8 +109,8 @@ class Interpreter:
 def find_interpreter(tree: Tree) -> Interpreter | None:
     """Return the Python of the active environment, or the first on PATH if none is active.
 
-    On the machine itself, the environment of this process takes precedence if it has torch. The
-    validator then runs in the environment to examine, which need not be active.
+    If the tree is this machine, the environment of this process takes precedence, provided that it
+    has torch. The validator then runs in the environment that it examines, active or not.
     """
     running = None
     if tree.is_live:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 #: The candidate number of a final release; it sorts after every release candidate.
 _FINAL = 1 << 30
-#: The date of TheRock's first nightly build with the fix.
+#: The date of TheRock's first nightly build that works on Linux kernels with the fixes.
 _FIXED_NIGHTLY = 20251219
 #: Patterns of releases, by who built the kernel. The first matching pattern decides.
 _ORIGINS = {
@@ -63,7 +63,7 @@ class Fixed(BaseModel):
     """A row of [[fixed]] in kernels.toml: the first build with the fixes.
 
     Attributes:
-        kernel: The numbering in which the row states kernels; kernels.toml lists them.
+        kernel: How the row's builds are numbered; kernels.toml lists the numberings.
         from_: The first build.
         source: Link.
     """
@@ -91,7 +91,7 @@ class Faulty(Fixed):
 
 
 class Runtime(BaseModel):
-    """A row of [[runtime]]: versions of ROCm that fail on the fixed kernels.
+    """A row of [[runtime]]: versions of ROCm that fail on Linux kernels with the fixes.
 
     Attributes:
         from_: The first version that fails.
@@ -165,7 +165,7 @@ def parse(text: str) -> Release | None:
 
 
 def _find_origin(text: str) -> str:
-    """Return a key of _ORIGINS, or "" if the release does not show who built it."""
+    """Return who built the release, as a key of _ORIGINS, or "" if the release does not show it."""
     for origin, pattern in _ORIGINS.items():
         if re.search(pattern, text):
             return origin
@@ -198,7 +198,7 @@ def is_fixed(release: Release) -> bool:
 
 
 def _find_fixed_row(release: Release | None) -> Fixed:
-    """Return the row in the release's own numbering, or upstream's row."""
+    """Return the row for the release's own numbering of builds or, without one, upstream's row."""
     rows = {row.kernel: row for row in read_table().fixed}
     upstream = rows["upstream"]
     if release is None:
@@ -215,7 +215,7 @@ def find_fault(release: Release) -> Faulty | None:
 
 
 def _is_comparable(row: Fixed, release: Release) -> bool:
-    """Return whether the release has a version in the row's numbering."""
+    """Return whether the release is numbered in the same way as the row's builds."""
     if row.kernel == "upstream":
         return release.has_upstream_version
     return row.kernel == release.origin
@@ -249,11 +249,14 @@ def find_faulty_nightly(runtime: str) -> Nightly | None:
 
 
 def find_misfit(runtime: str) -> Runtime | None:
-    """Return the row of a ROCm runtime that page-faults on the fixed kernels, if there is one."""
+    """Return the [[runtime]] row of a version of ROCm, or None if it has none.
+
+    The versions in these rows page-fault on Linux kernels with the fixes for gfx1151.
+    """
     rows = read_table().runtime
     date = _parse_nightly_date(runtime)
     if date:
-        # A nightly build of TheRock has the fix if its date is late enough, whatever its version.
+        # The date of a nightly build of TheRock shows whether it page-faults; its version does not.
         return None if date >= _FIXED_NIGHTLY else rows[-1]
     version = parse_version(runtime)[:2]
     if not version:

@@ -65,7 +65,7 @@ def _read_carve_out(tree: Tree) -> int | None:
 
 
 def _list_ttm_modules(tree: Tree) -> list[str]:
-    """Return the modules that may limit GTT. A driver of DKMS brings amdttm in addition to ttm."""
+    """Return the modules that may limit GTT: ttm and, with a driver of DKMS, also amdttm."""
     if tree.path("sys/module/amdttm").is_dir():
         return ["amdttm", "ttm"]
     return ["ttm"]

@@ -52,7 +52,7 @@ def suggest_torch(python: Interpreter, torch: Distribution) -> str:
     if any(map(is_our_channel, workspace.read_channels(python.prefix))):
         return f"use torch from our channel, which the workspace already names: {_MOVE}"
     if torch.installer == "uv-pixi":
-        # pixi would replace a torch that another tool installed.
+        # pixi would replace a torch that another tool installed, so the fix changes pixi.toml.
         return "in pixi.toml, get torch from AMD's index: docs/pypi.md has the four lines"
     install = "python -m pip install --force-reinstall"
     if python.kind == "system":
@@ -68,7 +68,7 @@ def suggest_torch(python: Interpreter, torch: Distribution) -> str:
 
 def packages(tree: Tree) -> Result:
     """The torch that Python loads is built for this GPU: our channel's, or AMD's wheels. A package
-    from PyPI that requires torch brings PyPI's build, which overwrites ours unless pixi knows the
+    from PyPI that requires torch installs PyPI's build, which overwrites ours unless pixi knows the
     name of our package on PyPI:
     https://pixi.prefix.dev/latest/reference/pixi_manifest/#conda-pypi-map-optional"""
     python = find_interpreter(tree)
@@ -276,7 +276,7 @@ def _judge_torch(
         return fine()
     build = torch.build
     if _is_of_pip(torch) and build == "" and "+" not in torch.version:
-        # PyPI's own torch is built for CUDA.
+        # PyPI's own torch, whose version has no "+", is built for CUDA.
         build = "cuda"
     if build in _OTHER_BUILDS:
         message = (
@@ -293,16 +293,16 @@ def _judge_runtime(tree: Tree, python: Interpreter, torch: Distribution) -> Resu
     fix = suggest_torch(python, torch)
     nightly = kernel_release.find_faulty_nightly(torch.runtime)
     if nightly:
-        message = f"torch {torch.version} brings a nightly build of ROCm that {nightly.symptom}"
+        message = f"torch {torch.version} contains a nightly build of ROCm that {nightly.symptom}"
         return error(message, fix, nightly.source)
     misfit = kernel_release.find_misfit(torch.runtime)
-    # Linux distributions patch the ROCm that they package, so that its version proves no fault.
+    # Linux distributions patch the ROCm that they package, so its version does not prove a fault.
     is_wheel = torch.place.label != "the system" or _is_of_pip(torch)
     if torch.build != "rocm" or misfit is None or not is_wheel:
         return fine()
     source = f"{misfit.source} {_MISFIT}"
     release = kernel_release.parse(tree.release or "")
-    message = f"torch {torch.version} brings ROCm {torch.runtime}"
+    message = f"torch {torch.version} contains ROCm {torch.runtime}"
     if release is None or not hardware.has_fixes(tree, release):
         message += (
             ", whose support of gfx1151 is unstable; ROCm 7.2 and newer are stable, except 7.9 and "
@@ -365,7 +365,7 @@ def runtime(tree: Tree) -> Result:
     https://github.com/ROCm/TheRock/issues/2991"""
     names = [tree.distribution["ID"], *tree.distribution.get("ID_LIKE", "").split()]
     if "arch" in names:
-        # Arch's packages in /opt/rocm have the fix, whatever their version.
+        # Arch's ROCm in /opt/rocm works with the fixed Linux kernels, whatever its version.
         return fine()
     texts = [tree.read_at(file) for file in tree.glob("opt/rocm*/.info/version")]
     versions = list(dict.fromkeys(text for text in texts if text))
@@ -387,7 +387,7 @@ def runtime(tree: Tree) -> Result:
     if numbers == {_PATCHED_VERSION}:
         return remark(f"{message}; kyuz0's toolbox has a ROCm 6.4.4 with the fix", fix, **measured)
     if _loads_rocm_torch(tree):
-        return remark(f"{message}; torch brings its own ROCm", fix, **measured)
+        return remark(f"{message}; torch has its own ROCm", fix, **measured)
     return warning(message, fix, **measured)
 
 

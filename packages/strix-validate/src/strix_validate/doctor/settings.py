@@ -215,7 +215,7 @@ def _judge_platform_profile(tree: Tree) -> Result:
 
 
 def _judge_processor(tree: Tree) -> Result:
-    """Judge the governor of the processor, which feeds the GPU."""
+    """Judge the frequency governor of the processor, which gives the GPU its work."""
     folder = "sys/devices/system/cpu/cpu0/cpufreq"
     governor = tree.read(f"{folder}/scaling_governor")
     preference = tree.read(f"{folder}/energy_performance_preference")

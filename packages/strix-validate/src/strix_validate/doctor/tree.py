@@ -153,7 +153,7 @@ class Tree:
         return self.root / name.lstrip("/")
 
     def read(self, name: str) -> str | None:
-        """Return a text file without blanks at its ends, or None."""
+        """Return the text of a file without blanks at its ends, or None if it cannot be read."""
         return read_small_text(self.path(name))
 
     def read_at(self, file: Path) -> str | None:
@@ -183,7 +183,7 @@ class Tree:
 
     @cached_property
     def environ(self) -> Mapping[str, str]:
-        """The environment of this process, or the recorded one."""
+        """The environment variables of this process or, in a copy, of the recorded process."""
         if self.is_live:
             return os.environ
         pairs = (self.read("proc/self/environ") or "").split("\0")
@@ -196,7 +196,7 @@ class Tree:
 
     @cached_property
     def distribution(self) -> dict[str, str]:
-        """The variables of /etc/os-release; ID is "unknown" without one."""
+        """The variables of /etc/os-release; ID is "unknown" if the file does not state it."""
         variables = {"ID": "unknown"}
         for line in (self.read("etc/os-release") or "").splitlines():
             key, separator, value = line.partition("=")
@@ -240,7 +240,7 @@ class Tree:
         return nodes
 
     def _read_node(self, file: Path) -> Node | None:
-        """Return the GPU of a properties file, or None if the node is no GPU."""
+        """Return the GPU that a node's properties file describes, or None if the node is no GPU."""
         lines = re.findall(r"^(\w+) (\d{1,20})$", self.read_at(file) or "", re.M)
         properties = {key: int(value) for key, value in lines}
         version = properties.get("gfx_target_version", 0)
@@ -376,7 +376,7 @@ class Tree:
         return tuple(map(int, match.groups())) if match else None
 
     def _read_libc_version(self) -> str:
-        """Return a text with the version: confstr's answer, or the library's file in a copy."""
+        """Return a text with glibc's version: confstr's answer or, in a copy, that of libc.so.6."""
         if self.is_live:
             return os.confstr("CS_GNU_LIBC_VERSION") or ""
         for folder in ("lib*", "lib*/*", "usr/lib*", "usr/lib/*"):

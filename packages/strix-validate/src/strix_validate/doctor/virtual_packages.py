@@ -36,7 +36,7 @@ def detect(tree: Tree) -> dict[str, str]:
     """
     packages = {}
     if tree.gpus:
-        # If there are several GPUs, pixi uses the largest. A GPU of unknown size is the smallest.
+        # Of several GPUs, pixi uses the one with the most compute units. Unknown counts as fewest.
         largest = max(tree.gpus, key=lambda node: (node.units or -1, node.version))
         packages["__amdgpu"] = "0"
         packages["__amdgpu_arch"] = _format_version(largest)
