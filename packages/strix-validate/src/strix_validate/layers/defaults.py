@@ -78,7 +78,8 @@ def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
         if not isinstance(full[name], Mapping):
             continue
         part = dict(full[name])
-        if part.get("model_type") == kind:  # some files repeat the type of the whole model
+        if part.get("model_type") == kind:
+            # Some files give a part the type of the whole model. The part has its own type.
             part.pop("model_type")
         if name == "text_config":
             part = entry.get("beside", {}) | part
@@ -93,14 +94,14 @@ def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
 
 
 def list_keys(model_type: str) -> set[str]:
-    """Return the keys of a class that the table has, under all their names."""
+    """Return the keys that the table has for a model_type, under all their names."""
     entry = contents()["types"].get(model_type, {})
     names = entry.get("names", {})
     return {*entry.get("keys", {}), *names, *names.values()}
 
 
 def _text_keys(config: Mapping) -> dict[str, Any]:
-    """Return the keys that describe the text, from a config without a text_config."""
+    """Return the keys that describe the text model, from a config without a text_config."""
     keys = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
     return keys | {"model_type": None}
 
@@ -171,7 +172,7 @@ def _can_size(value: object) -> bool:
 
 
 def _make_instance(config_class: Any, **values: Any) -> Any:
-    """Return an instance of a class, which has derived keys too; None if the class refuses."""
+    """Return a config class's instance, which also has derived keys; None if the class fails."""
     try:
         return config_class(**values)
     except Exception:  # a few classes refuse their own defaults
@@ -191,11 +192,11 @@ def _list_part_types(config_class: Any, instance: Any) -> dict[str, str]:
 
 
 def _text_changes(instance: Any, with_derived: bool) -> dict[str, Any]:
-    """Return the keys of an instance's text that differ from the default of the text's class.
+    """Return the keys of a text model that differ from the defaults of its class.
 
     Args:
-        instance: A composed model's config.
-        with_derived: Whether to include keys that the text derives from its other keys.
+        instance: The config of a composed model, which contains the text model.
+        with_derived: Whether to include keys that the text model derives from its other keys.
     """
     import dataclasses
 

@@ -88,9 +88,9 @@ def _complete(
     allows: Callable[[Combination], bool],
     missing: Mapping[_Pair, None],
 ) -> Iterator[Combination]:
-    """Yield the allowed combinations of all columns that extend a row of some columns.
+    """Complete a row that has values of only some columns; yield each allowed combination.
 
-    Each column tries the value that adds the most missing pairs first.
+    In each column, the value that adds the most missing pairs comes first.
     """
     names = list(columns)
     name = next((n for n in names if n not in row), None)

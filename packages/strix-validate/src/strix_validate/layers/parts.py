@@ -8,9 +8,10 @@ from typing import Any
 from strix_validate.layers import defaults
 from strix_validate.layers.defaults import NoModel
 
-#: Keys of a config's text model. vLLM serves the thinker of a model that also speaks.
+#: Keys under which a config.json has its text model. The thinker is the part that vLLM serves of a
+#: model that also speaks.
 _TEXT = ("thinker_config", "text_config", "llm_config", "language_config")
-#: Other names of usual keys, in families whose class in transformers does not map them.
+#: Other names of usual keys, in models whose class in transformers does not map these names.
 _NAMES = {
     "num_hidden_layers": ("num_layers", "n_layers", "n_layer"),
     "num_attention_heads": ("n_heads", "n_head"),
@@ -46,7 +47,7 @@ ATTENTION = (
 )
 #: Feed-forward parts of layers that have no mixer.
 _FEED_FORWARD_ONLY = {"mlp": "dense", "moe": "sparse"}
-#: Keys of sizes, which are multiplied with each other.
+#: Keys that must not be texts or lists, because their values are multiplied with each other.
 _SIZES = (
     "hidden_size",
     "vocab_size",
@@ -188,7 +189,7 @@ def count_layers(text: Mapping) -> int:
 
 
 def list_layers(text: Mapping) -> list[Layer]:
-    """Return each layer of a text model, in the order that the family's keys describe."""
+    """Return each layer of a text model, in the order that the config's keys describe."""
     mixers = _mixers(text)
     sparse = _sparse(text)
     layers = []
@@ -238,11 +239,11 @@ def _mixers(text: Mapping) -> list[str]:
 
 
 def _mixers_by_numbers(text: Mapping, count: int) -> list[str]:
-    """Return the mixers of families that describe them by numbers instead of names."""
+    """Return each layer's mixer, from a config that describes mixers by numbers, not names."""
     numbers = range(count)
     ratios = text.get("compress_ratios")
     if ratios:
-        # the last ratio belongs to the prediction head
+        # the last ratio belongs to the prediction head, which is not one of the layers
         return [_compressed_mixer(ratio) for ratio in ratios[:count]]
     kinds = text.get("block_types")
     if kinds:
@@ -277,7 +278,7 @@ def _mark(
     mixer: str,
     other: str,
 ) -> list[str]:
-    """Return the mixer of each layer: `mixer` for members, `other` for the rest."""
+    """Return each layer's mixer: `mixer` for the numbers in `members`, `other` for the rest."""
     mixers = []
     for number in numbers:
         if number in members:
@@ -305,7 +306,7 @@ def _attention_layers(text: Mapping, count: int) -> set[int] | None:
             return set(text[key])
     linear = text.get("linear_attn_config")
     if isinstance(linear, Mapping) and linear.get("full_attn_layers"):
-        return {n - 1 for n in linear["full_attn_layers"]}  # the file counts from one
+        return {n - 1 for n in linear["full_attn_layers"]}  # the file counts layers from one
     kinds = text.get("attn_type_list")
     if kinds:
         return {n for n in numbers if kinds[n % len(kinds)] == 1}

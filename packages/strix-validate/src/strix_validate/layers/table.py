@@ -78,7 +78,7 @@ class Model:
         return self.layers.attention[-1].softcap if self.layers.attention else 0.0
 
     def experts_by_format(self) -> dict[str, Experts]:
-        """Return the layer of experts by the format of its weights; "" is the model's own."""
+        """Return the layer of experts by format of its weights; "" is the model's own format."""
         layers: dict[str, Experts] = {}
         for layer in self.layers.experts:
             layers[""] = layer

@@ -328,7 +328,9 @@ def _memory_lines(result: ModelAnswer) -> list[str]:
     size = f"{result.weights_prefix}{result.weights / GIB:.1f} GiB of weights"
     lines = [_line("memory", f"{size}, {cache}"), *without]
     if result.is_estimate:
-        line = "computed as if its layers were Llama's, because this family was never compared"
+        line = (
+            "computed as if its layers were Llama's: the count was never compared for this family"
+        )
         lines.append(_line("", line))
     return lines
 

@@ -15,7 +15,7 @@ from strix_validate.models import table
 from strix_validate.models.table import NoModel, Row
 
 INDEX = "model_index.json"
-#: Bytes of a weight as the stack loads it.
+#: Bytes of a weight in bfloat16, in which the stack `diffusion` loads all weights.
 _BFLOAT16 = 2
 #: Maximum number of a tensor's dimensions.
 _RANK_LIMIT = 16
@@ -76,7 +76,7 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
 
 
 def _is_component(value: object) -> bool:
-    """Return whether a value of the index is a library and a class."""
+    """Return whether a value of model_index.json names a component's library and class."""
     if not isinstance(value, list) or len(value) != 2:
         return False
     return all(isinstance(name, str) for name in value)
@@ -84,7 +84,7 @@ def _is_component(value: object) -> bool:
 
 def _count_bytes(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
-    # NAME.fp16.safetensors has the same weights as NAME.safetensors
+    # NAME.fp16.safetensors has the same weights as NAME.safetensors, so that one of them counts
     plain = [file for file in files if "." not in file.stem]
     return _BFLOAT16 * sum(map(_count_elements, plain or files))
 
@@ -112,7 +112,7 @@ def _count_elements(file: Path) -> int:
             if len(shape) > _RANK_LIMIT:
                 raise ValueError(f"a tensor of more than {_RANK_LIMIT} dimensions")
             total += math.prod(shape)
-        if not 0 <= total <= 2 * file_size:  # a number takes four bits at least
+        if not 0 <= total <= 2 * file_size:  # a number has at least four bits
             raise ValueError("its shapes do not fit its size")
         return total
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -78,7 +78,7 @@ class GgufModel:
 
 
 def make_row(name: str) -> Row:
-    """Return the row of a packed type, by its name in the package gguf."""
+    """Return the table's row for a GGUF quantization type, by its name in the package gguf."""
     kind = name.lower()
     if kind not in read_table()["gguf_types"]:
         refused = f"vllm-gguf-plugin has no kernel for {name}"
@@ -158,7 +158,7 @@ def _open(path: Path, gguf: Any) -> Any:
             return super()._get(offset, dtype, count, override_order)
 
         def _get_field_parts(self, orig_offs, raw_type):
-            """Read a long array of numbers in one piece, because nothing uses its numbers."""
+            """Read a long array in one piece, because nothing reads its single numbers."""
             if raw_type == gguf.GGUFValueType.ARRAY:
                 kind = int(self._get(orig_offs, "<u4")[0])
                 length = int(self._get(orig_offs + 4, "<u8")[0])
@@ -236,7 +236,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
         "qk_rope_head_dim": header.get("rope.dimension_count"),
         "quantization_config": {"quant_method": "gguf"},
     }
-    # a header has no keys for features that are off
+    # a header has no keys for features that are off, so that these are the defaults
     config: dict[str, Any] = {
         "sliding_window": None,
         "num_experts": 0,

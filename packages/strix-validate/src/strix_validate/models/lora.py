@@ -58,7 +58,10 @@ def read_adapter(config: Mapping[str, Any]) -> Adapter:
     """
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise NoModel(f"{FILE} is of {kind!s:.20}, but vLLM loads only LoRA: merge the adapter")
+        raise NoModel(
+            f"{FILE} has the peft_type {kind!s:.20}, but vLLM loads only LoRA: merge the adapter "
+            "into its model"
+        )
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise NoModel(f"{FILE} has no base_model_name_or_path: which model is it for?")

@@ -250,7 +250,7 @@ def _has_indexer(text: Mapping) -> bool:
 
 
 def _indexer(text: Mapping, hidden: int) -> int:
-    """Count the indexer, which scores tokens for sparse attention, without its keys."""
+    """Count the indexer, which scores tokens for sparse attention. Its keys are not included."""
     return text["index_n_heads"] * (text["q_lora_rank"] * text["index_head_dim"] + hidden)
 
 
@@ -261,7 +261,7 @@ def _compressed(text: Mapping, hidden: int, kind: str) -> int:
     total = text["q_lora_rank"] * (hidden + inner) + hidden * head_dim
     total += text["o_lora_rank"] * (inner + text["o_groups"] * hidden)
     if kind == "compressed 4":
-        # keys of overlapping windows, for attention and for the indexer
+        # projections to the keys of overlapping windows: attention's keys and the indexer's
         sizes = head_dim + text["index_head_dim"]
         return total + 4 * hidden * sizes + _indexer(text, hidden)
     if kind != "sliding_attention":
@@ -280,7 +280,7 @@ def _linear_attention(text: Mapping, hidden: int) -> int:
     heads = text.get("linear_num_heads") or config.get("num_heads")
     head_dim = text.get("linear_head_dim") or config.get("head_dim")
     if heads and head_dim:
-        # decay and gate pass through a vector of a head's size
+        # decay and gate have two matrices each, with a vector of a head's size between them
         inner = heads * head_dim
         return hidden * (4 * inner + heads + 2 * head_dim) + 2 * head_dim * inner
     if str(text.get("model_type")).startswith("minimax"):
@@ -328,7 +328,7 @@ def _num_matrices(text: Mapping) -> int:
 
 
 def _dense(text: Mapping, hidden: int, number: int) -> int:
-    """Count the matrices of a layer's feed-forward part that each token passes.
+    """Count the matrices of a layer's feed-forward part that process every token.
 
     Args:
         text: The text model.
@@ -351,7 +351,7 @@ def _dense(text: Mapping, hidden: int, number: int) -> int:
 
 def _dense_size(text: Mapping) -> int | list[int]:
     """Return the inner size of dense layers, or a list of sizes that the layers use in turn."""
-    # Granite 4 calls its dense layers "shared"
+    # Granite 4 calls its dense layers "shared", so that shared_intermediate_size is their size
     names = ["shared_intermediate_size", "intermediate_size"]
     if text.get("num_experts"):
         # Llama 4 has a separate key for the size of dense layers
@@ -363,7 +363,7 @@ def _dense_size(text: Mapping) -> int | list[int]:
 
 
 def _adjust_size(text: Mapping, inner: int) -> int:
-    """Return the inner size that LFM2 computes from the one in its config.json."""
+    """Return the inner size that LFM2 computes from the size in its config.json."""
     multiplier = text.get("block_ffn_dim_multiplier") or 1.0
     step = text.get("block_multiple_of") or 256
     inner = int(multiplier * int(2 * inner / 3))
@@ -438,7 +438,7 @@ def _is_tied(config: Mapping) -> bool:
     tied = _file_text(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
     if tied is None:
         full_config = defaults.complete(config)
-        if "text_config" in full_config:  # the class of the whole model decides
+        if "text_config" in full_config:  # the whole model's class decides
             tied = full_config.get("tie_word_embeddings")
     if tied is None:
         kind = str(text.get("model_type") or config.get("model_type") or "")
@@ -470,7 +470,7 @@ def uncounted(config: Mapping) -> list[str]:
 
 
 def _file_text(config: Mapping) -> Mapping:
-    """Return the keys of the text in the file itself, without defaults."""
+    """Return the text model's keys that the file itself contains, without defaults."""
     root = config.get("thinker_config") or config
     return root.get("text_config") or root
 

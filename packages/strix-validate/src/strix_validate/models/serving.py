@@ -82,7 +82,7 @@ def read_length(config: Mapping, folder: Path | None = None) -> int:
 
 
 def _rope_factor(ropes: Sequence[Mapping]) -> float:
-    """Return the factor by which rope lengthens the context; the last rope with a factor counts."""
+    """Return the factor by which rope lengthens the context; of several, the last counts."""
     factor: float = 1
     for rope in ropes:
         if _rope_type(rope) not in _SCALED and _is_number(rope.get("factor")):
@@ -106,7 +106,7 @@ def _limit_by_tokenizer(length: float | None, folder: Path) -> float | None:
 
 
 def _ropes(text: Mapping) -> list[Mapping]:
-    """Return the scalings of positions; there may be one for each kind of layer."""
+    """Return a text model's rope settings; there may be one set for each kind of layer."""
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, Mapping):
         return []

@@ -14,8 +14,8 @@ from strix_validate.layers.defaults import NoModel
 from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 from strix_validate.models.formats import find_quantization, read_format
 
-#: The proof that a check gives without a GPU, by the first part of its id. Checks such as gemm,
-#: sdpa and conv prove something only on a GPU.
+#: What a passed check proves about a kernel without a GPU, by the first part of the check's id.
+#: Checks such as gemm, sdpa and conv prove something only on a GPU.
 PROVES = {
     "kernels": "compiled",
     "attention": "interpreted",
@@ -31,9 +31,10 @@ ATTENDS = {
     "compressed 4",
     "compressed 128",
 }
-#: Formats in which vLLM treats the head as a layer of its own, in 16 bits.
+#: Formats in which vLLM treats the output head as a layer of its own, in 16 bits.
 _SEPARATE_HEAD = ("auto-round", "auto-round of 8 bits", "nvfp4 by modelopt", "mxfp8 by modelopt")
-#: The format of experts in the names of vLLM's tables of tiles. Other formats have no tables.
+#: The text that stands for a format of experts in the names of vLLM's tables of tiles. Formats that
+#: are not listed have no tables.
 _TILED = {
     "16 bits": "",
     "fp8-blocks": ",dtype=fp8_w8a8,block_shape=[128,128]",
@@ -42,7 +43,8 @@ _TILED = {
     "awq": ",dtype=int4_w4a16",
     "auto-round": ",dtype=int4_w4a16",
 }
-#: The choice for a format that vLLM reads, but that was not compared with vLLM's code.
+#: Replaces the name of the kernel for a format that vLLM reads, if the format was not compared with
+#: vLLM's code.
 NOT_COMPARED = "a format that was not compared"
 _OTHER_FORMATS = "4 bits in compressed-tensors, GPTQ or AWQ, FP8 in blocks, or a GGUF file"
 
@@ -190,7 +192,7 @@ def find_rows(config: Mapping) -> list[Row]:
     if text.get("linear_num_value_heads"):
         chosen.append(_row("linear attention", "gated delta rule"))
     has_encoder = find_encoders(config) or text.get("encoder_attention_heads")
-    # the encoders of Gemma 4 are transformers' own
+    # the encoders of Gemma 4 are transformers' own, so that vLLM chooses no backend for them
     if has_encoder and not str(text.get("model_type")).startswith("gemma4"):
         chosen.append(_row("encoder", "images or sound"))
     return chosen + _matrix_rows(config, text, layers)
@@ -205,8 +207,8 @@ def _matrix_rows(config: Mapping, text: Mapping, layers: Sequence[Layer]) -> lis
     has_experts = any(layer.feed_forward == "sparse" for layer in layers)
     if has_experts and not chosen[-1].refused:
         chosen.append(_row("experts", _experts_format(text, form)))
-    # some layers stay in 16 bits: projections of decay, gates or compression, the output head, or
-    # layers of an encoder
+    # Some layers of a quantized model stay in 16 bits: projections of decay, gates or compression,
+    # the output head, or layers of an encoder.
     has_16_bits = (
         text.get("linear_num_value_heads")
         or text.get("o_lora_rank")
@@ -241,7 +243,7 @@ def _experts_format(text: Mapping, form: str) -> str:
 
 @cache
 def _row(part: str, of: str) -> Row:
-    """Return a row of the table, or one made from vLLM's registry if the table lacks the format."""
+    """Return a row of the table; if the table lacks the format, make one from vLLM's registry."""
     for row in read_rows():
         if (row.part, row.of) == (part, of):
             return row

@@ -16,7 +16,7 @@ import torch
 from strix_validate.attention import flash
 from strix_validate.triton.call import BF16, FP16, DeferredCall, defer
 
-#: Fields that remove the gradients from a call.
+#: Fields with which a call computes no gradients.
 FORWARD = {"grad_out": None}
 #: A length in tokens that is not a multiple of 16.
 _ODD = 100

@@ -41,7 +41,7 @@ class LostProduct(Exception):
     """A matrix product of a kernel does not use the matrix unit, and is slow on every GPU."""
 
 
-#: Is called with new answers when they arrive.
+#: A function that is called with new answers when they arrive.
 _Progress = Callable[[Sequence[CallAnswer]], None]
 
 
@@ -191,7 +191,7 @@ def _list_shipped_calls(set_name: str) -> list[DeferredCall]:
 
 
 def _list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
-    """Return the calls of a set of a library; source is vLLM's folder."""
+    """Return the calls of a library that are in a set; `source` is vLLM's folder."""
     if library == "flash-attn":
         return list(FLASH_SETS[set_name]())
     if library == "vllm":

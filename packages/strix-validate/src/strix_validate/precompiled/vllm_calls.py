@@ -93,7 +93,7 @@ def _step(
         most=keys,
         starts=queries * torch.arange(count + 1, dtype=torch.int32, device=device),
         keys=torch.full((count,), keys, dtype=torch.int32, device=device),
-        # like the server's table for its longest context, the width is a multiple of 16
+        # The width is a multiple of 16, like that of the server's block table.
         table=torch.zeros(count, 256, dtype=torch.int32, device=device),
         sinks=torch.empty(layer.heads, dtype=q.dtype, device=device) if layer.sinks else None,
         fp8=(1.0, 1.0) if fp8 else None,
@@ -122,7 +122,7 @@ LAYERS = _list_layers()
 LINEAR = {name: layer for name, model in MODELS.items() for layer in model.layers.linear}
 #: Sizes of the vocabularies of these models, by model.
 VOCABULARIES = {name: model.vocab_size for name, model in MODELS.items()}
-#: By name of a small set of calls, the models whose attention layers are in the set.
+#: Names of the models whose attention layers are in a small set of calls, by the set's name.
 _SET_LAYERS = {
     "sample": ("Llama-3.1-8B",),
     "core": ("Llama-3.1-8B", "Llama-3.2-1B"),
@@ -157,7 +157,7 @@ def experts_calls(
     dtypes: Iterable[torch.dtype],
     tokens: Iterable[int] = vllm_experts.TOKENS,
 ) -> Iterator[DeferredCall]:
-    """Yield calls for both products of these layers of experts, for each number of tokens."""
+    """Yield calls of layers of experts, for each number of tokens; a call has both products."""
     for layer, dtype, n in product(layers, dtypes, tokens):
         build = partial(vllm_experts.mixture, layer=layer, tokens=n)
         yield defer(build, dtype, source=source)
@@ -187,7 +187,7 @@ def linear_calls(
     *,
     prompts: tuple[int, ...] = (1, 64, 100),
 ) -> Iterator[DeferredCall]:
-    """Yield calls for decoding with these layers, and for prompts of some lengths in tokens."""
+    """Yield calls of layers of linear attention: decoding, and prompts of these lengths."""
     for layer, dtype in product(layers, dtypes):
         for build in _linear_builds(layer, prompts):
             yield defer(build, dtype, source=source)

@@ -102,7 +102,7 @@ def beyond_table(model: ModelLayers) -> ModelLayers:
 
 
 def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str:
-    """Describe how many of vLLM's kernels for a model are in no package, and their compile time.
+    """Say how many of vLLM's kernels for a model are not packaged, and how long they compile.
 
     Triton lists the kernels, but does not compile them.
 
@@ -132,7 +132,7 @@ def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str
 
 
 def _make_callback(bar: Progress, task: TaskID) -> Callable[[Sequence[CallAnswer]], None]:
-    """Return a function that advances a task by one for each answer in its argument."""
+    """Return a function that advances the bar's task by one for each answer that it gets."""
 
     def advance(answers: Sequence[CallAnswer]) -> None:
         bar.advance(task, len(answers))

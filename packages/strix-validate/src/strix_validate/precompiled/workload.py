@@ -45,7 +45,7 @@ def flash_workload() -> Iterator[_GroupedCall]:
 
 
 def _flash_builds(layer: Attention, n: int) -> dict[str, tuple[partial, dict]]:
-    """Return by kind the builder of a call for n tokens, and the fields to replace in the call."""
+    """Return, by kind of call, its builder for n tokens and the fields to replace in the call."""
     heads = {
         "heads": layer.heads,
         "kv_heads": layer.kv_heads,

@@ -121,7 +121,7 @@ def _collect_packages(
 
 
 def _compare(records: list[Record]) -> list[_Row]:
-    """Return the checks that are in all records and either differ in state or have a rate.
+    """Return the checks that all records have, if they have a rate or their states differ.
 
     With a single record, return no checks.
     """

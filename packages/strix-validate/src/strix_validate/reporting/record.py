@@ -24,8 +24,8 @@ _PROVING_TIERS = {"doctor", "backend", "libraries", "attention"}
 _PROVING_SIZES = ("full", "stress")
 _PROVING_COMPARISONS = 1000
 #: The largest accepted bound of a comparison by dtype, as a multiple of the size of the largest
-#: terms. It is several times the largest bound of any check: 4 times half an eps in 16 bits, and
-#: 173 times half an eps in float32 (convolutions).
+#: terms. The largest bounds of checks are several times smaller: 4 times half an eps in 16 bits,
+#: and 173 times half an eps in float32 (convolutions).
 _LARGEST_RELATIVE_BOUNDS = {
     "float32": 1000 * 2**-24,
     "float16": 16 * 2**-11,
@@ -92,7 +92,7 @@ class Host(StrictModel):
 
     Attributes:
         kernel: The release of Linux.
-        distribution: Its name and version.
+        distribution: The name and version of the Linux distribution.
         glibc: The version of the C library.
         cpu: The name of the processor.
         cores: Number of cores.

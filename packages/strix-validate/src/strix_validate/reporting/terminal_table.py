@@ -101,7 +101,7 @@ def _find_verdict(check: CheckRecord) -> State | Severity:
 
 
 def _colour(verdict: State | Severity, number: int | None = None) -> str:
-    """Return the word of a verdict in its colour, after a number if there is one."""
+    """Return a verdict in its colour, such as "failed" or, with a number, "3 failed"."""
     words = verdict.value
     if number is not None:
         words = f"{number} {words}"
