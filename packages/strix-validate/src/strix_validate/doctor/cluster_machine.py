@@ -33,7 +33,7 @@ def list_links() -> list[Link]:
     links = []
     for line in process.stdout.splitlines():
         interface, _, *networks = line.split()
-        # A virtual interface is listed as NAME@PARENT.
+        # A virtual interface is listed as NAME@PARENT, but addressed by NAME.
         name = interface.partition("@")[0]
         for network in networks:
             address = network.partition("/")[0]

@@ -249,7 +249,8 @@ def _find_last_installation(tree: Tree) -> float | None:
             for wheel in place.path.glob(f"{name}-*.dist-info"):
                 if read_small_text(wheel / "INSTALLER") != "conda":
                     files.append(wheel)
-    # Package managers preserve the times of files, but write their own lists when they install.
+    # Package managers preserve the times of files, but write their own lists when they install. So
+    # the times of these lists are read.
     for name in _COMPILER_PACKAGES:
         files += tree.glob(f"var/lib/dpkg/info/{name}*.list")
         files += tree.glob(f"var/lib/pacman/local/{name}-*/desc")

@@ -220,7 +220,7 @@ def _has_firmware(tree: Tree) -> bool:
 
 
 def _has_dkms(tree: Tree) -> bool:
-    """Return whether DKMS built a driver of AMD's."""
+    """Return whether AMD's driver for DKMS is installed."""
     return tree.path("var/lib/dkms/amdgpu").is_dir() or "amdgpu-dkms" in tree.packages
 
 

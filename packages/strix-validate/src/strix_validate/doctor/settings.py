@@ -30,7 +30,7 @@ _CWSR = "https://github.com/palazzem/hanzo/pull/345"
 _CWSR_NEEDED = "https://github.com/ROCm/legacy-rocm-build/issues/5991"
 _GFXOFF = "https://github.com/palazzem/hanzo/pull/252"
 _SCHEDULER = "https://github.com/ROCm/legacy-rocm-build/issues/6530"
-#: Values of options that replace the scheduler of queues.
+#: Values of amdgpu's options that replace the scheduler of queues.
 _OTHER_SCHEDULERS = {
     "mes": ("0",),
     "uni_mes": ("0",),

@@ -79,7 +79,7 @@ def _count_experts(text: dict) -> int:
 
 
 def _read_attention(config: dict, text: dict) -> list[Attention]:
-    if text.get("kv_lora_rank"):  # latent attention has kernels of its own
+    if text.get("kv_lora_rank"):  # _read_latent reads this kind of attention
         return []
     model_type = str(text.get("model_type"))
     heads = int(text.get("num_attention_heads") or text["decoder_attention_heads"])

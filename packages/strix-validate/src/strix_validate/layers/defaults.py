@@ -107,7 +107,7 @@ def _text_keys(config: Mapping) -> dict[str, Any]:
 
 
 def collect() -> dict[str, Any]:
-    """Return the table of the transformers that is installed."""
+    """Build the table from the installed transformers."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -332,7 +332,7 @@ def _has_mamba(text: Mapping) -> bool:
 
 
 def _sparse(text: Mapping) -> set[int]:
-    """Return the numbers of the layers with experts."""
+    """Return the indices of the layers with experts."""
     numbers = range(count_layers(text))
     if not text.get("num_experts"):
         return set()

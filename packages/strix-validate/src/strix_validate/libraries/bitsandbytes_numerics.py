@@ -386,7 +386,7 @@ def _read_states(state: dict, signs: tuple[bool, ...]) -> list[Codes]:
 
 
 def _check_optimizer(name: str, dtype: torch.dtype, id_: str, options: RunOptions) -> dict:
-    """Compare three steps with float64. Each reference step starts from the state on the device."""
+    """Compare three steps of an optimizer with steps in float64 from the same states."""
     require_module(MODULE)
     import bitsandbytes
 

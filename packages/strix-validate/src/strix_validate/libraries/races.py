@@ -40,8 +40,8 @@ _SUMS = (
     "kernel: https://github.com/llvm/llvm-project/pull/220357"
 )
 _ROUNDS_ON_GPU = 50
-#: Rounds on a CPU or under emulation, where no wave is late by chance. Each round has another size
-#: of batch.
+#: Rounds on a CPU or under emulation, where no wave is late by chance. Each round has a different
+#: batch size.
 _ROUNDS_ELSEWHERE = 2
 #: Numbers of rows of a matrix. One wave computes 12 rows; races were seen in blocks of 48 rows.
 _SIDES = (12, 48)
@@ -74,7 +74,7 @@ def _count_rounds(options: RunOptions) -> int:
 
 
 def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
-    """Return factors whose product is a, by the function under test."""
+    """Factorise a with the function under test; return factors whose product is a."""
     match kind:
         case "cholesky":
             lower = cholesky(a)

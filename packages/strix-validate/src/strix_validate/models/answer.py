@@ -270,7 +270,7 @@ def _line(title: str, text: str) -> str:
 
 
 def describe(name: str, result: ModelAnswer, tree: Tree) -> list[str]:
-    """Return an answer as lines for people.
+    """Return an answer as lines of text for the terminal.
 
     Args:
         name: The model's name as the user wrote it.

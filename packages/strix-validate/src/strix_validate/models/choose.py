@@ -249,7 +249,7 @@ def _choose(config: dict, folder: Path) -> dict:
 
 
 def _attention(layers) -> Iterator[tuple[str, str]]:
-    """Yield part and name of the backends of attention layers."""
+    """Yield the backends of attention layers: the part of the model, and the backend's name."""
     for layer in layers:
         # a layer without causal attention derives a class of its own from a backend's class
         backend = getattr(layer, "attn_backend", None) or getattr(layer, "backend_cls", None)
@@ -264,7 +264,7 @@ def _attention(layers) -> Iterator[tuple[str, str]]:
 
 
 def _kernels(model) -> Iterator[tuple[str, str]]:
-    """Yield part and name of the kernels of encoders, experts and linear layers."""
+    """Yield kernels of encoders, experts and linear layers: the part, and the kernel's name."""
     for layer in model.modules():
         layer_kind = type(layer).__name__
         if layer_kind.endswith("EncoderAttention"):

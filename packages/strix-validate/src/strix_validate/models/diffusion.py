@@ -120,7 +120,7 @@ def _count_elements(file: Path) -> int:
 
 
 def describe(name: str, pipeline: Pipeline, tree: Tree) -> str:
-    """Return a pipeline as lines for people.
+    """Return a description of a pipeline as lines of text for the terminal.
 
     Args:
         name: The pipeline's name as the user wrote it.

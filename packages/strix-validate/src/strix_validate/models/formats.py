@@ -110,7 +110,7 @@ def _gptq_format(quantization: Mapping, bits: int) -> str:
         return "gptq, with desc_act"
     if bits not in (4, 8) or not quantization.get("sym", True):
         return "gptq, of other bits or asymmetric"
-    return "gptq" if bits == 4 else "w8a16"  # 8 bits use the kernels of w8a16
+    return "gptq" if bits == 4 else "w8a16"  # vLLM uses w8a16's kernels for 8 bits
 
 
 def _compressed_tensors_format(quantization: Mapping) -> str:

@@ -73,7 +73,7 @@ class GgufModel:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows for its linear layers, one for each type."""
+        """The table's rows for the linear layers, one for each quantization type."""
         return [make_row(name) for name in self.types]
 
 

@@ -307,7 +307,7 @@ def _mamba(text: Mapping, hidden: int) -> int:
 
 
 def _mamba_1(text: Mapping, hidden: int) -> int:
-    """Count a layer of the first Mamba, which has no heads."""
+    """Count a layer of Mamba-1, which has no heads."""
     inner = text["mamba_expand"] * hidden
     if str(text.get("model_type")).startswith(("mamba", "falcon_mamba")):
         inner = text.get("intermediate_size") or inner

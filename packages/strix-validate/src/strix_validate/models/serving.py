@@ -137,7 +137,7 @@ def length_flag(length: int, token: int | None, cache: int) -> str:
 
 
 def _model_types(config: Mapping, text: Mapping) -> set[str]:
-    """Return the model_type of a config and of its text."""
+    """Return the model_type of a config, and that of its text model."""
     return {str(config.get("model_type")), str(text.get("model_type"))}
 
 

@@ -59,7 +59,8 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
         strix_emulate.errors.LoadError: The file has no AMDGPU metadata note.
         ValueError: The metadata does not describe exactly one kernel.
     """
-    # These imports are here because `warm` and `compilations` must work without the two packages.
+    # `warm` and `compilations` must work without elftools and strix_emulate, so that these are
+    # imported only here.
     from elftools.elf.elffile import ELFFile
     from strix_emulate import TARGETS, elf_metadata, occupancy
 

@@ -22,8 +22,8 @@ FORWARD = {"grad_out": None}
 _ODD = 100
 #: flash-attn's value for a window that contains all keys.
 _ALL = (-1, -1)
-#: Capacities of caches in tokens. Decoding splits a cache into up to 512 parts. The number of parts
-#: depends on the capacity, the batch and the heads.
+#: Capacities of KV caches in tokens. Decoding splits a cache into up to 512 parts. The number of
+#: parts depends on the capacity, the batch and the heads.
 _CAPACITIES = tuple(64 << n for n in range(10))
 _DECODE = partial(flash.kv_cache, queries=1, batch=1, lengths=(40,))
 

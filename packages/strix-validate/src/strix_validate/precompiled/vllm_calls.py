@@ -26,16 +26,16 @@ from strix_validate.vllm import linear_attention, mla, quantized, sampling
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.source import VllmCall
 
-#: From this size of a cache in bytes, Triton uses 64-bit addresses and therefore another kernel.
+#: Bytes of a cache from which Triton uses 64-bit addresses, and therefore another kernel.
 _GIB_2 = 2**31
 #: Numbers of sequences in a batch. Triton compiles a separate kernel if an integer argument is 1,
 #: or a multiple of 16.
 _BATCHES = (1, 2, 16)
-#: Numbers of tokens of a step. For each number, products with FP8 weights in blocks use another
-#: tile.
+#: Numbers of tokens of a step. Products with FP8 weights in blocks use a different tile for each
+#: number.
 _FP8_TOKENS = (1, 5, 16, 17, 32)
-#: Sizes of a token's vector. The first size has 32 blocks of 128, a multiple of 16 blocks; the
-#: second size has 20.
+#: Sizes of a token's vector: 32 and 20 blocks of 128 numbers. Only the first number of blocks is a
+#: multiple of 16.
 _FP8_SIZES = (4096, 2560)
 
 

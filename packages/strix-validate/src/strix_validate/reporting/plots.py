@@ -53,8 +53,8 @@ def figures(record: Record) -> Iterator[Figure]:
     """Draw the measured values of a record.
 
     Yields:
-        A figure of each soak; of a server under load; of rates by size and backend, forward and
-        backward; and of speed-ups. A figure without measured values is left out.
+        A figure for each soak, for a server under load, for rates by size and backend (forward and
+        backward), and for speed-ups. A figure without measured values is left out.
     """
     rates = {}
     speedups = {}
@@ -140,7 +140,7 @@ def _draw_soak(series: dict[str, list]) -> Figure:
 
 
 def _draw_panel(axes, name: str, series: dict[str, list]) -> None:
-    """Draw a quantity of a soak.
+    """Draw one measured quantity of a soak over time.
 
     Args:
         axes: matplotlib's axes.
