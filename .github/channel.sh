@@ -52,7 +52,7 @@ fetch() {
             *) download "$part" "$folder/$part" ;;
         esac
     done
-    # remove withdrawn packages, so that nothing is built with them
+    # Remove withdrawn packages from the folder, so that nothing is built with them.
     [[ ! -e $folder/withdrawn.json ]] || { grep -o '"file": "[^"]*' "$folder/withdrawn.json" || :; } |
         cut -d'"' -f4 | while read -r part; do rm -f "$folder/$part"; done
 }

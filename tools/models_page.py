@@ -23,7 +23,7 @@ _TITLES = {
     "experts": "Experts, by format",
     "images": "Images, by diffusers",
 }
-_HEAD = ("of", "choice", "proven")
+_HEAD = ("layer or format", "choice", "proven")
 # Parts that are left out of the tables of models.
 _NOT_LISTED = ("linear", "experts", "prefill")
 # Bytes that remain for weights and cache if the GPU has 96 GiB, according to the doctor's rule.

@@ -147,7 +147,9 @@ def compare_all(device: str) -> Iterator[tuple[str, float, float]]:
             model = model.to(device)
             for backend in backends:
                 if backend == "flash" and (dtype == torch.float32 or run is run_decoder):
-                    continue  # flash-attn needs 16 bits, and the decoder has a single head of 32
+                    # flash-attn supports only 16-bit dtypes. It is not used for the decoder, which
+                    # has a single head of 32 dimensions.
+                    continue
                 model.set_attention_backend(backend)
                 result = compute(model, run, device, dtype).cpu().double()
                 dtype_name = str(dtype).removeprefix("torch.")
@@ -177,14 +179,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     requested = parser.parse_args().device
-    # Hide a warning about modules to keep in float32, of which these models have none.
+    # Hide diffusers' warning about modules that must stay in float32. These models have none.
     logging.set_verbosity_error()
     device = requested
     if requested == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     has_wrong = False
     for name, error, bound in compare_all(device):
-        is_correct = error <= bound  # False if the error is NaN
+        is_correct = error <= bound  # also False if the error is NaN
         has_wrong = has_wrong or not is_correct
         verdict = "correct" if is_correct else "WRONG"
         print(f"{verdict}  {name}: error {error:.1e}, at most {bound:.0e}")

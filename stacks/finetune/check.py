@@ -69,7 +69,7 @@ NF4 += [0.7229568362236023, 1.0]
 #: transformers 4, which rounds a loss to four places, the error in float32 was 4e-5.
 BOUNDS = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (1e-2, 3e-2)}
 FLASH = "flash_attention_2"
-# The loss and the gradient's norm of each step.
+# A training run: the loss and the gradient's norm of each step.
 Curve = list[tuple[float, float]]
 Weights = dict[str, Tensor]
 
@@ -182,7 +182,7 @@ def compute_loss(weights: Weights, adapters: Weights, tokens: Tensor) -> Tensor:
             )
         return x.repeat_interleave(NUM_HEADS // x.shape[1], 1)
 
-    mask = torch.ones(length, length).triu(1).bool()  # True for a later token
+    mask = torch.ones(length, length).triu(1).bool()  # True if the key is later
     x = weights["model.embed_tokens.weight"][tokens]
     for index in range(NUM_LAYERS):
         layer = f"model.layers.{index}"
@@ -219,7 +219,7 @@ def round_to_nf4(weights: Weights) -> Weights:
 
 
 def load_in_four_bits(model: LlamaForCausalLM, device: str) -> LlamaForCausalLM:
-    """Save the model, and load it again with the matrices in NF4, by bitsandbytes."""
+    """Save the model, and let bitsandbytes load it again with its weight matrices in NF4."""
     dtype = model.dtype
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
@@ -315,7 +315,8 @@ def compare_all(device: str) -> Iterator[tuple[str, tuple[float, float], tuple[f
     """Train in each way; yield a description, the errors of loss and norm, and their bounds."""
     weights, adapters, tokens = draw_numbers()
     reference = train_reference(weights, adapters, tokens)
-    # Tuples of attention, whether Liger's kernels are used, whether weights are NF4, and reference.
+    # Each run: the kind of attention, whether to use Liger's kernels, whether weights are NF4, and
+    # the reference.
     runs = [("sdpa", False, False, reference)]
     if is_bitsandbytes_available():
         nf4_reference = train_reference(round_to_nf4(weights), adapters, tokens)
@@ -327,7 +328,9 @@ def compare_all(device: str) -> Iterator[tuple[str, tuple[float, float], tuple[f
     for attention, liger, four_bits, expected in runs:
         for dtype, bounds in BOUNDS.items():
             if dtype == torch.float32 and (attention == FLASH or four_bits):
-                continue  # flash-attn has no float32, and with four bits trl computes in bfloat16
+                # There is nothing to compare in float32: flash-attn does not support it, and trl
+                # computes in bfloat16 if the weights have four bits.
+                continue
             model = LlamaForCausalLM(make_config(attention))
             model.load_state_dict(weights)
             model = model.to(dtype)
