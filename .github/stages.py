@@ -20,7 +20,7 @@ LAYERS = len(set(re.findall(r"needs\.plan\.outputs\.layer(\d+)", WORKFLOW.read_t
 
 
 def sort_recipes(rows: list[dict]) -> dict[str, str]:
-    """Return the jobs' outputs for the rows of a plan, which are in build order."""
+    """Return the recipes of each job as text, from the rows of a plan in build order."""
     layers: dict[str, int] = {}
     jobs: dict[str, list[str]] = {}
     for row in rows:

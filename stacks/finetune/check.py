@@ -91,7 +91,7 @@ def make_config(attention: str) -> LlamaConfig:
 
 
 def draw_numbers() -> tuple[Weights, Weights, Tensor]:
-    """Draw the weights and the adapters, in float64, and the tokens.
+    """Draw the model's weights and the adapters, in float64, and the tokens to train on.
 
     The numbers are rounded to bfloat16, so that they are the same in every dtype.
     """
@@ -182,7 +182,7 @@ def compute_loss(weights: Weights, adapters: Weights, tokens: Tensor) -> Tensor:
             )
         return x.repeat_interleave(NUM_HEADS // x.shape[1], 1)
 
-    mask = torch.ones(length, length).triu(1).bool()  # True if the key is later
+    mask = torch.ones(length, length).triu(1).bool()  # True for later keys
     x = weights["model.embed_tokens.weight"][tokens]
     for index in range(NUM_LAYERS):
         layer = f"model.layers.{index}"
@@ -203,7 +203,7 @@ def compute_loss(weights: Weights, adapters: Weights, tokens: Tensor) -> Tensor:
 
 
 def round_to_nf4(weights: Weights) -> Weights:
-    """Return the weights with the matrices of the layers rounded to NF4."""
+    """Return the model's weights, with the matrices of its layers rounded to NF4."""
     table = torch.tensor(NF4, dtype=torch.float64)
 
     def round_matrix(weight: Tensor) -> Tensor:
@@ -365,8 +365,8 @@ def main() -> int:
         has_wrong = has_wrong or not is_correct
         verdict = "correct" if is_correct else "WRONG"
         print(
-            f"{verdict}  {name}: loss off by {loss:.1e}, at most {loss_bound:.0e};"
-            f" gradient by {norm:.1e}, at most {norm_bound:.0e}"
+            f"{verdict}  {name}: error of the loss {loss:.1e}, at most {loss_bound:.0e};"
+            f" of the gradient's norm {norm:.1e}, at most {norm_bound:.0e}"
         )
     if not is_bitsandbytes_available():
         print("SKIPPED  NF4: bitsandbytes is not installed")

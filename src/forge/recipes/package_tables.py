@@ -33,7 +33,9 @@ COST_HEAD = (
     "CPU hours",
 )
 # The part of docs/packages.md below this line is generated.
-SECTIONS = "<!-- The sections below are the `extra.notes` of the recipes; ./forge generate -->\n"
+SECTIONS = (
+    "<!-- `./forge generate` writes the sections below from `extra.notes` of the recipes. -->\n"
+)
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
