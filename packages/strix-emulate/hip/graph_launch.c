@@ -80,7 +80,7 @@ API(hipGraphExecKernelNodeSetParams)(hipGraphExec_t graph, hipGraphNode_t node,
     LEAVE(hipErrorInvalidValue);
 }
 
-/* Returns whether the nodes at a place in two graphs depend on the nodes at the same places. */
+/* Returns whether node number `place` has the same dependencies, by number, in both graphs. */
 static bool are_alike(hipGraph_t a, hipGraph_t b, size_t place) {
     hipGraphNode_t one = a->nodes[place], other = b->nodes[place];
     if (one->dependency_count != other->dependency_count) return false;

@@ -54,7 +54,7 @@ def measure(n: int) -> float:
 
 
 def clear_caches() -> None:
-    """Do what an autotuner does before it measures a kernel."""
+    """Clear a large buffer, as an autotuner does before it measures a kernel."""
     driver = triton.runtime.driver.active
     cache = driver.get_empty_cache_for_benchmark()
     driver.clear_cache(cache)

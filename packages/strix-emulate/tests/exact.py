@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compute on bit patterns with Python's integers and fractions; round exact results once.
 
-This module shares no code with the machine.
+This module shares no code with the emulator.
 """
 
 import struct

@@ -295,7 +295,7 @@ def differences(
 def fault(clang: str, number: int, level: str, expected: np.ndarray, options: Options) -> str:
     """Return the names of LLVM's faults that cause a kernel's difference, or "".
 
-    If the macros of these faults hide their operands, the kernel no longer differs.
+    A fault is a cause if the kernel no longer differs once the fault's macro hides its operand.
     """
     text = source(range(number, number + 1))
     for faults in (*combinations(FAULTS, 1), tuple(FAULTS)):

@@ -165,7 +165,8 @@ def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
     words += [source.text for _, source in sources if source.text]
     numbers = file == "v" and kind in _MODIFIED and set(kinds) <= _MODIFIED
     if numbers and len(kinds) > 1 and rng.random() < 0.3:
-        # These programs run in IEEE mode with denormals, in which mul and div have no effect.
+        # The programs run in IEEE mode and keep denormals. So the output modifiers mul and div must
+        # have no effect.
         modifiers.add(rng.choice([" clamp", " mul:2", " mul:4", " div:2"]))
     short = file == "s" or name.startswith(
         ("v_pk_", "v_fma_mix", "v_dot4", "v_dot8", "v_dot2_f32", "v_dot2acc")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A second, slow implementation of the ISA document, for one lane.
 
-The oracle shares no code with the machine. Each entry is a mnemonic with the kinds of its operands
+The oracle shares no code with the emulator. Each entry is a mnemonic with the kinds of its operands
 and a function on bit patterns. The functions use the arithmetic of the module `exact`.
 """
 

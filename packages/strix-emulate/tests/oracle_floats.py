@@ -327,7 +327,7 @@ _TWO_OVER_PI = _two_over_pi()
 
 
 def zero_wins(a: int, b: int, c: int | None) -> int | set[int]:
-    """Return a * b + c, where zero times anything is zero. V_MUL has no c."""
+    """Return a * b + c, where 0 times anything is 0. For V_MUL, `c` is None."""
     if 0 in (value(a, F32)[0], value(b, F32)[0]):
         # If the addend is -0, the document's result is -0, but the sum of +0 and -0 is +0.
         return 0 if c is None else {c, add(c, 0, F32)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare the machine with the oracle on random straight-line programs, assembled by LLVM.
+"""Compare the emulator with the oracle on random straight-line programs, assembled by LLVM.
 
-The generator knows the operands and modifiers of each instruction. The machine reads them from the
+The generator knows the operands and modifiers of each instruction. The emulator reads them from the
 code that LLVM assembles, so that a misread operand also leads to a disagreement.
 `python selftest.py 1000` compares 40,000 instructions and prints the result.
 """

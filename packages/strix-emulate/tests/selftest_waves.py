@@ -22,8 +22,8 @@ def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
         for i in range(rounds):
             V = [[random_bits(rng) for _ in range(LANES)] for _ in range(REGISTERS)]
             S = [random_bits(rng) for _ in range(SCALARS)]
-            # The rounds have all lanes, lanes without lane 0, and no lane, for which
-            # V_READFIRSTLANE has a rule of its own.
+            # In turn, all lanes are active, lane 0 is inactive, and no lane is active. In the last
+            # case, V_READFIRSTLANE reads lane 0.
             S[EXEC] = (0xFFFFFFFF, rng.getrandbits(31) << 1 | 1 << 31, 0)[i % 3] & 0xFFFFFFFF
             _compare(name, make(rng), V, S, report)
     for name, make in oracle_waves.MATRICES.items():

@@ -640,7 +640,7 @@ s_endpgm
 
 
 def test_a_flag_orders_what_was_stored_before_it():
-    """The waiting workgroup has the lower number and the lower pc, but must let the other run."""
+    """The waiting workgroup has the lower number and pc, but must let the storing one run."""
     text = FLAG.format(release="s_waitcnt_vscnt null, 0x0")
     out = execute(text, threads=32, grid=(2,), second="inout")
     assert out[:3].tolist() == [1, 77, 77]
@@ -649,7 +649,7 @@ def test_a_flag_orders_what_was_stored_before_it():
     # A load from the wave's own cache orders nothing.
     with pytest.raises(Trap, match="race|budget"):
         execute(text.replace(" glc", ""), threads=32, grid=(2,), second="inout")
-    # A load does not release earlier stores either.
+    # A load with GLC in place of the atomic does not release earlier stores.
     load = "global_load_b32 v2, v1, s[6:7] glc\ns_waitcnt vmcnt(0)"
     text = text.replace("s_cbranch_scc1 poll", "").replace("writer:", f"writer:\n{load}")
     with pytest.raises(Trap, match="race"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare every mnemonic that the machine executes with an oracle.
+"""Compare every mnemonic that the emulator executes with an oracle.
 
-The oracles share no code with the machine. They are the modules `oracle`, `oracle_floats` and
+The oracles share no code with the emulator. They are the modules `oracle`, `oracle_floats` and
 `oracle_parts` for one lane, `oracle_waves` for whole waves, `selftest_memory` for memory, and
 `selftest_control` for control flow.
 """
@@ -19,7 +19,7 @@ from strix_emulate.run import program
 
 #: Mnemonics whose results cannot be compared, by the reason.
 NOT_COMPARED = {
-    "hints, or about hazards and timing, which the emulator does not have": {
+    "hints, and instructions for hazards and timing, which the emulator does not have": {
         "s_nop",
         "s_delay_alu",
         "s_clause",
@@ -38,14 +38,14 @@ NOT_COMPARED = {
         "s_version",
         "s_wait_event",
     },
-    "about caches, which the emulator does not have": {
+    "instructions for caches, which the emulator does not have": {
         "buffer_gl0_inv",
         "buffer_gl1_inv",
         "s_dcache_inv",
         "s_gl1_inv",
         "s_icache_inv",
     },
-    "waits: a program without one traps, as test_checks.py and mutate.py show": {
+    "waits: test_checks.py and mutate.py show that a program without a wait traps": {
         "s_waitcnt",
         "s_waitcnt_vscnt",
         "s_waitcnt_vmcnt",
@@ -61,7 +61,7 @@ NOT_COMPARED = {
 
 
 def report() -> selftest.Report:
-    """Return the comparison with all oracles, of each mnemonic three times or in each form."""
+    """Compare each mnemonic with its oracle, three times or in each form; return the report."""
     total = selftest.run(programs=-(-3 * len(selftest.entries()) // 40), seed=3)
     parts = [selftest_waves.run(), selftest_control.run(), selftest_memory.run(native=False)]
     if native.load_library() is not None:
@@ -114,7 +114,7 @@ def test_a_second_result_is_a_disagreement(monkeypatch):
 
 
 def test_what_traps_is_a_disagreement(monkeypatch):
-    """The machine refuses a mnemonic that is listed as supported."""
+    """A mnemonic is a disagreement if it is listed as supported, but traps."""
     entry = {"v_mullit_f32": ("f32", ("f32",) * 3, lambda a, _b, _c: a)}
     monkeypatch.setattr(oracle, "vector_table", lambda: entry)
     monkeypatch.setattr(oracle, "scalar_table", dict)

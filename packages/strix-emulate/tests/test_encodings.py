@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compare operands and modifiers from the bytes with LLVM's text of the same bytes.
 
-The test covers every opcode of every encoding that the machine executes, with random bits in all
+The test covers every opcode of every encoding that the emulator executes, with random bits in all
 other fields. NAMED lists the expected differences and their causes.
 """
 
@@ -94,7 +94,7 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
     if kind[:3] == "VOP" and size == 8:
         a, b, c = (rng.choice((*_SOURCES, *[256 + rng.randrange(256)] * 20)) for _ in range(3))
         a = rng.choice((233, 250)) if kind != "VOPD" and rng.random() < 0.1 else a
-        # A VOPD instruction has two more vector registers in these words.
+        # The second sources of a VOPD instruction are always vector registers, and stay random.
         if kind == "VOPD":
             second = second & ~0x1FF | a
             first = first & ~0x1FF | rng.choice((a, 256 + rng.randrange(256)))
@@ -121,7 +121,7 @@ def encoded(rng: random.Random, kind: str, opcode: int) -> bytes:
 
 
 def _plain(op: Operand, bits: int) -> Operand:
-    """Return an operand without what LLVM's text does not show: signs, and digits of 1/2pi."""
+    """Return an operand as LLVM's text shows it: integers without a sign, and 1/2pi rounded."""
     value = op.value
     if isinstance(value, float):
         if bits == 16:
@@ -184,9 +184,9 @@ def difference(ins: Instruction) -> str:
 NAMED = {
     ("flat_", "modifiers"): "ISA: FLAT's own offset has 12 bits; LLVM prints 13",
     ("v_fmac_f16", "operands"): "LLVM prints an inline constant's code for V_FMAC with DPP",
-    ("ds_swizzle_b32", "modifiers"): "LLVM's pattern leaves out an AND of what an OR sets",
+    ("ds_swizzle_b32", "modifiers"): "LLVM's pattern does not show AND bits where OR sets the bit",
     ("s_atc_probe", "operands"): "not executed: the first operand is a number",
-    ("ds_ordered_count", "operands"): "not executed: the operand is no address",
+    ("ds_ordered_count", "operands"): "not executed: the operand is not an address",
 }
 
 
@@ -223,7 +223,7 @@ def compare(count: int, seed: int) -> tuple[set[str], list[str]]:
 def test_bytes_and_text_agree_in_every_encoding():
     names, differences = compare(count=24, seed=1)
     assert differences == []
-    # `real` has all mnemonics that both the machine and gfx1151 have.
+    # `real` has the mnemonics of gfx1151 that the emulator executes.
     real = selftest.real_mnemonics(program.supported_mnemonics())
     # The alias is another name of v_cvt_pk_rtz_f16_f32.
     alias = {"v_cvt_pkrtz_f16_f32"}
@@ -269,7 +269,7 @@ def test_literals_of_multiply_and_add_are_the_bytes():
         raw = struct.pack("<2I", 0x70000100, literal)
         ins = read(raw, " ".join(llvm.disassemble(raw)[0][2].split()))
         assert ins.operands[-1] == Operand("const", value=literal, literal=True), ins
-    # The machine executes the instruction with the same literal.
+    # The emulator executes the instruction with the same literal.
     bits = int(np.float16(1e-5).view(np.uint16))
     g = run(f"v_fmaak_f16 v1.l, v0.l, v0.l, {bits:#x}", v0=LANE * 0)
     assert (g.V[1][0] & 0xFFFF == bits).all()

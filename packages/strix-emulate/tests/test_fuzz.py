@@ -15,7 +15,7 @@ ENGINES = ("numpy", "C") if native.load_library() is not None else ("numpy",)
 
 
 def test_kernels_agree_with_the_host() -> None:
-    """Four kernels are enough for the fault below. Each night, a workflow compares 10,000."""
+    """Four kernels are enough for `test_a_fault_is_found`. A nightly workflow compares 10,000."""
     assert list(map(str, fuzz.differences(find_clang(), range(4), ENGINES))) == []
 
 

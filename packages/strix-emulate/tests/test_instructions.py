@@ -128,7 +128,7 @@ def test_denormals_follow_the_descriptor():
     flushed = run(text, mode={"denormals_32": False}, v1=tiny)
     assert (with_denormals.F[2][0] == tiny + tiny).all()
     assert (flushed.V[2][0] == 0).all()
-    # Transcendental operations never have denormals.
+    # Transcendental float32 operations treat denormals as zero in every mode.
     assert (with_denormals.F[3][0] == np.inf).all()
 
 
@@ -153,7 +153,7 @@ def test_a_dot_product_of_halves_ignores_clamp():
     g = run("v_dot2_f32_f16 v2, v0, v1, 1.0 clamp", v0=ones, v1=minus_two)
     assert (g.F[2][0] == -3).all()
     g = run("v_dot2_f32_bf16 v2, v0, v1, 1.0 clamp", v0=0x3F803F80, v1=minus_two)
-    assert (g.F[2][0] == 0).all(), "for bfloat16, no hardware is known to ignore it"
+    assert (g.F[2][0] == 0).all(), "for bfloat16, no hardware is known to ignore clamp"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,10 @@ def test_a_dot_product_of_halves_ignores_clamp():
     ],
 )
 def test_a_fraction_in_a_dot_product_is_its_low_half(name, one_bits, two_bits):
-    """Triton multiplies bfloat16 numbers by such constants. As float32, the low half would be 0."""
+    """An inline 2.0 is a 16-bit number of the instruction's type, in the low half of the source.
+
+    Triton multiplies bfloat16 numbers by such constants. The low half of a float32 2.0 would be 0.
+    """
     for sources in ("v0, 2.0", "2.0, v0"):
         g = run(f"v_dot2_{name} v2, {sources}, 0", v0=one_bits)
         assert (g.V[2][0] & (0xFFFFFFFF if "f32" in name else 0xFFFF) == two_bits).all()
@@ -219,14 +222,14 @@ def test_constants_of_packed_operations():
         7: 0x000C000C,
     }
     assert {i: int(g.V[i][0, 0]) for i in expected} == expected
-    # The same rule holds for a single integer of 16 bits.
+    # In an operation on one 16-bit integer, an inline fraction is the low half of a float32.
     two = decode.Operand("const", value=2.0)
     assert constant_value(two, "u16") == 0
     assert constant_value(two, "f16") == 2
 
 
 def test_literals_that_an_inline_constant_would_do_for():
-    """LLVM prints a literal as lit(...) if an inline constant would do."""
+    """LLVM prints a literal as lit(...) if an inline constant has the same value."""
     ins = decode.read(
         bytes.fromhex("010013d600e5fd03 0000803f"), "v_fma_f32 v1, v0, 1.0, lit(0x3f800000)"
     )

@@ -59,8 +59,8 @@ def test_a_program_is_compiled_once(monkeypatch, native):
         got, arena = launch(shared, np.arange(64) + start, 64, native=native)
         assert (got == 2 * (np.arange(64) + start)).all()
         assert arena() is None, "a cached program must not keep the memory of its last launch"
-    assert len(steps) == len(shared.instructions) - 1  # s_endpgm ends a block
-    # A launch that traps does not change the program either.
+    assert len(steps) == len(shared.instructions) - 1  # s_endpgm is no step
+    # After a launch that traps, the program still gives correct results.
     with pytest.raises(Trap, match="bounds"):
         launch(shared, np.arange(64), 60, native=native)
     assert (launch(shared, np.arange(64), 64, native=native)[0] == 2 * np.arange(64)).all()
@@ -88,12 +88,12 @@ def test_equal_instructions_are_read_and_made_once(monkeypatch):
     assert [ins.address for ins in instructions[:20]] == list(range(0, 160, 8))
     assert sum(name == "v_add_nc_u32" for _, name, _ in read) <= 1
     launch(Program(instructions), np.arange(64), 64, native=False)
-    # The instruction is compiled once for its facts, and once for the memories of the launch.
+    # The instruction is compiled once to learn its properties, and once for the launch's memories.
     assert sum(ins.name == "v_add_nc_u32" for ins in compiled_instructions) <= 2
 
 
 def test_a_launch_that_hangs_is_ended_by_the_clock(monkeypatch):
-    """A mock clock advances at each look, so that the speed of the machine does not matter."""
+    """A mock clock advances each time it is read, so the speed of the machine does not matter."""
     looks = itertools.count()
     monkeypatch.setattr("strix_emulate.run.machine.time.monotonic", lambda: next(looks) / 100)
     forever = LOAD + "again:\ns_nop 0\ns_branch again\n" + STORE

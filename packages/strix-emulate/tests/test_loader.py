@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files that are not kernels for this machine give one clear message, and an exit status."""
+"""Files that are not kernels for a supported GPU give one clear message, and an exit status."""
 
 import io
 import lzma
@@ -110,7 +110,7 @@ def test_another_gpu():
 def test_not_an_amdgpu_file(elf):
     for bad, words in (
         (Path(sys.executable).read_bytes(), "machine is"),
-        (b"no ELF file", "no whole AMDGPU code object"),
+        (b"no ELF file", "not a complete AMDGPU code object"),
         (elf[:8] + b"\x09" + elf[9:], "unknown code object version"),
         (elf[:7] + b"\x00" + elf[8:], "OS ABI"),
     ):
@@ -162,7 +162,7 @@ def test_command_line(elf, tmp_path):
     # arguments.
     assert "bounds" in command("run", kernel, "--grid", "4", *arguments_of_run[:-1], "3000", code=1)
     kernel.write_bytes(elf[: len(elf) // 2])
-    assert "no whole AMDGPU code object" in command(
+    assert "not a complete AMDGPU code object" in command(
         "run", kernel, "--grid", "2", *arguments_of_run, code=2
     )
     assert "No such file" in command("run", tmp_path / "none", "--grid", "2", code=2)

@@ -20,7 +20,7 @@ def kernels(tmp_path_factory) -> dict[str, Kernel]:
 
 
 def run(kernel: Kernel, groups: int, threads: int, **options):
-    """Return word 32 of 256, and the findings."""
+    """Launch a kernel on 256 zeroed words; return word 32 and the findings."""
     data = np.zeros(256, np.int32)
     done = launch(
         kernel,
@@ -130,7 +130,7 @@ SWAPS = [
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("name", SWAPS)
 def test_the_first_load_of_a_swap_loop_is_no_race(swaps, name, native) -> None:
-    """The load may be of scalar registers, of pairs, of several words, or at another offset."""
+    """The load may be a scalar load, and may load more words than the swap compares."""
     kind = {"native": native, "batch": 8}
     assert run(swaps[name], 12, 64, **kind) == (24, [])
 

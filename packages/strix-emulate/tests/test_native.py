@@ -87,7 +87,7 @@ _APART = "s_mov_b32 exec_lo, -1\nv_lshlrev_b32 v1, 4, v0\n"
 
 
 def record_numpy_steps(patch, record):
-    """Call `record` with the mnemonic and the group of each step that numpy executes."""
+    """Call record(mnemonic, waves) for each instruction that numpy executes."""
     execute_step = native_check.Step.execute
 
     def record_and_execute(self, group, checks):
@@ -204,7 +204,7 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
         assert (out == 8).all()
         assert done.notes == []
         accesses = {name for name in by_numpy if name.startswith(("global_", "buffer_", "ds_"))}
-        # Of these instructions, C leaves only those that invalidate caches to numpy.
+        # Of these instructions, numpy executes only those that invalidate caches.
         assert (in_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
         with pytest.raises(Trap, match="race"):
             zoo.run(
@@ -319,7 +319,10 @@ def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
 
 
 def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
-    """Traces find a missing wait and wrong bounds, and numpy may execute parts of a trace."""
+    """A missing wait or an access out of bounds in one iteration of a traced loop traps.
+
+    A traced loop also gives correct results if numpy executes a part of each iteration.
+    """
     load = "global_load_b32 v2, v1, s[4:5]\ns_nop 0\ns_branch wait\nwait:\ns_waitcnt vmcnt(0)"
     late = "s_branch over\nlate:\n{}\nover:"
     for place, word in (

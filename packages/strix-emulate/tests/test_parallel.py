@@ -77,7 +77,7 @@ def test_stores_next_to_each_other_are_no_race():
         assert done.cores == 2
         assert (data[16:25] == 1).all()
         assert data.sum() == 9
-        # Loads of one word are no race either.
+        # If all workgroups load the same word, that is no race.
         both = "v_mov_b32 v2, 0\nglobal_load_b32 v5, v2, s[4:5]\n"
         assert execute(both, 2, checks=checks)[1].cores == 2
 
@@ -122,7 +122,7 @@ def test_what_processes_did_is_undone_before_one_core_does_it():
 
 @pytest.mark.parametrize("checks", [False, True])
 def test_other_traps_are_those_of_one_core(checks):
-    # The last two workgroups leave the array.
+    # The last two workgroups access words beyond the end of the array.
     text = trap(COUNT, 1, words=23, checks=checks)
     assert "bounds" in text
     assert "workgroup 7" in text
@@ -141,7 +141,7 @@ def test_a_block_that_one_process_finds_is_counted():
     jump = "s_getpc_b64 s[8:9]\ns_add_u32 s8, s8, 20\ns_cmp_lt_u32 s2, 4\ns_cbranch_scc1 1f\n"
     body = f"{jump}s_setpc_b64 s[8:9]\n1:\nv_mov_b32 v3, 9\n{COUNT}"
     counts = []
-    for cores in (2, 1):  # the second launch has the blocks of the first
+    for cores in (2, 1):  # The second launch reuses the blocks that the first one found.
         _, done = execute(body, cores)
         counts.append({address: block.entered for address, block in done.blocks.items()})
         assert done.cores == cores

@@ -50,7 +50,8 @@ def test_traffic_of_a_loop() -> None:
     assert traffic["scratch_bytes"] == 32 * (2 * 4 + 10 * 20)
     assert traffic["flops"] == 20 * 2 * 16**3
     assert traffic["bytes_per_flop"] == round(32 * 112 / (20 * 8192), 4)
-    # An iteration is one of the loop that multiplies matrices, and not of the most entered block.
+    # Iterations are those of the loop that multiplies matrices, although waves enter another block
+    # more often.
     assert traffic["scratch_bytes_per_iteration"] == round(32 * 208 / 10, 1)
 
 

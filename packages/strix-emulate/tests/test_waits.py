@@ -22,7 +22,7 @@ def kernels(tmp_path_factory) -> dict[str, Kernel]:
 
 
 def run(kernel: Kernel, groups: int, threads: int = 32, **options) -> tuple[int, int]:
-    """Return word 32, and the number of executed wave-instructions."""
+    """Launch a kernel; return word 32 of its array, and the number of wave-instructions."""
     data = np.zeros(64 + 2 * max(64, groups), np.int32)
     data[1] = groups
     options = {"budget": 10_000_000} | options

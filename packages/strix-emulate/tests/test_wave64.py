@@ -57,7 +57,7 @@ def find_differing(texts: list[str], seed: int = 0) -> list[str]:
             narrow.run(expected)
             wide.run(got)
         V, S = halves(got.V, got.S)
-        # A wave32 does not use the second register of a mask's pair, so that it is not compared.
+        # A mask of a wave32 has no second register. So this register is not compared.
         for mask in MASKS:
             S[mask + 1] = expected.S[mask + 1]
         if not (np.array_equal(V, expected.V) and np.array_equal(S, expected.S)):
@@ -86,7 +86,7 @@ def test_a_difference_is_seen():
 
 def test_one_lane():
     V, S = registers(exec_=1 << 45 | 1 << 50)
-    S[4] = 77  # only the low six bits are the lane
+    S[4] = 77  # V_READLANE uses only the low six bits as the number of the lane.
     g = execute(
         "v_readlane_b32 s5, v1, 40\nv_readlane_b32 s6, v1, s4\nv_readfirstlane_b32 s7, v2\n"
         "v_writelane_b32 v3, s4, 33",

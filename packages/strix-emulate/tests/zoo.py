@@ -126,7 +126,10 @@ def locked_tensor(lock, out, LOCK: tl.constexpr, MIRROR: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def scalar_atomics(out):
-    """Change one cell from each workgroup. LLVM's loops of swaps begin with scalar loads."""
+    """Change the same two cells in each workgroup.
+
+    LLVM expands the atomics into loops of compare-and-swaps, which begin with scalar loads.
+    """
     number = tl.program_id(0).to(out.dtype.element_ty)
     tl.atomic_max(out, number)
     tl.atomic_add(out + 1, number)

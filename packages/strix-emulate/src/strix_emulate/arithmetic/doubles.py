@@ -74,7 +74,10 @@ def _two_over_pi() -> int:
 
 @cache
 def _preop(shift: int, power: int) -> float:
-    """Return 53 bits of 2 / pi, from bit `shift` after the point on, multiplied by 2**power."""
+    """Return 53 bits of 2 / pi, multiplied by 2**power.
+
+    The first `shift` bits after the binary point are skipped.
+    """
     bits = (_two_over_pi() << shift) >> (1201 - 53) & ((1 << 53) - 1)
     return float(Fraction(bits) * Fraction(2) ** (power - 53 - shift))
 

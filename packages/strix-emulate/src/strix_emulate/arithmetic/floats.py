@@ -209,7 +209,7 @@ class Division(NamedTuple):
         one: 1 in the format.
         smallest: Smallest normal number.
         power: V_DIV_SCALE multiplies or divides by 2**power.
-        apart: Minimum excess of the numerator's exponent over the denominator's at which
+        apart: If the numerator's exponent is at least this much larger than the denominator's,
             V_DIV_SCALE scales the denominator up and sets the flag.
         few: Maximum biased exponent of a numerator that V_DIV_SCALE scales up.
         exponent: Function that returns the biased exponent field of numbers.

@@ -173,7 +173,10 @@ def _reciprocal_root(x):
 
 
 def _flushed(function):
-    """Return a float32 operation that flushes source and result (LLVM: "1 ulp, flushed")."""
+    """Return a float32 operation that treats a denormal source or result as zero.
+
+    LLVM describes these operations as "1 ulp, flushed".
+    """
 
     def run(x):
         result = function(floats.flush(np.asanyarray(x)))
@@ -217,7 +220,7 @@ def _cube_ma(x, y, z):
 
 
 class _Table(dict[str, tuple[str, tuple[str, ...], Callable]]):
-    """By name: the kind of the result, the kinds of the sources, and the function."""
+    """Operations by mnemonic: the kind of the result, the kinds of the sources, the function."""
 
     def add(self, kind, count, names):
         """Add operations whose `count` sources and result are all of one kind."""
@@ -315,7 +318,7 @@ def _multiply_dx9(a, b):
 
 def _fraction(kind: str) -> Callable:
     dtype = _dtype(kind)
-    # According to the ISA, the result is below 1.
+    # The ISA requires a result below 1, but the rounded difference may be 1.
     largest = dtype.type(1 - np.finfo(dtype).epsneg)
     return lambda x: np.minimum(x - np.floor(x), largest)
 
@@ -563,12 +566,13 @@ def _extremes() -> dict[str, tuple[str, str]]:
     return table
 
 
-#: max, min and their combinations by name: kind and steps. The function depends on the IEEE mode.
+#: By mnemonic of max, min and their combinations: kind of the numbers, and steps as in
+#: _EXTREME_STEPS. `extreme` makes the functions from these, because they depend on the IEEE mode.
 EXTREMES = _extremes()
 
 
 def extreme(name: str, ieee: bool) -> tuple[str, tuple[str, ...], Callable]:
-    """Return an operation of EXTREMES in the form of TABLE's entries, with or without IEEE mode."""
+    """Return an entry like those of TABLE for an operation of EXTREMES, for one IEEE mode."""
     kind, steps = EXTREMES[name]
     if steps == "med":
         return kind, (kind,) * 3, _median(ieee)

@@ -36,7 +36,7 @@ def _sub_u(a, b, carry=0):
 
 
 def _signed(function):
-    """Return a function that returns a sum or difference of int32, and SCC: its signed overflow."""
+    """Return an int32 sum or difference that also returns SCC: whether it overflows."""
 
     def run(a, b):
         total = function(wide(a), wide(b))

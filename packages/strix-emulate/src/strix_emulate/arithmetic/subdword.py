@@ -172,16 +172,16 @@ def leading_signs(x):
 
 
 def _unit(x, quarters: int):
-    """Compute V_SIN, or V_COS with one quarter. The unit of x is a turn.
+    """Compute V_SIN if `quarters` is 0, or V_COS if it is 1. The unit of x is a turn.
 
-    Outside of -256 to 256, the result is that for 0.
+    If |x| > 256, the result is the one for x = 0.
     """
     turns = np.asanyarray(x).astype(np.float64)
     part = np.copysign(turns - np.trunc(turns), turns)
     turns = np.where(np.abs(turns) <= 256, part, np.where(np.isnan(turns), turns, 0))
     turns = np.where(np.isinf(x), np.nan, turns)
     result = doubles.sine(2 * np.pi * turns, quarters)
-    # The hardware's table is exact at quarters of a turn.
+    # At quarters of a turn, the result is exact, as in the hardware's table.
     result = np.where(turns * 4 == np.trunc(turns * 4), np.rint(result), result)
     return result.astype(np.asanyarray(x).dtype)
 

@@ -137,12 +137,15 @@ class Symbol(np.ndarray):
         return translation(self.body, *args, **kwargs)
 
     def __bool__(self):
-        raise Untranslatable("a decision that depends on the data")
+        raise Untranslatable("a Python branch or number that depends on the data")
 
     __int__ = __float__ = __index__ = __iter__ = __bool__
 
     def any(self, *_, **__):
-        """Return True, so that C has the code that a function skips if no element needs it."""
+        """Return True, so that code for special elements is translated.
+
+        In numpy, a function skips such code if `any()` is False for all elements.
+        """
         return True
 
 

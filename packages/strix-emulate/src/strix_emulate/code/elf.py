@@ -44,7 +44,7 @@ def guarded(function: Callable, origin: str, *arguments):
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:200] if str(error) else "cut off"
-        raise LoadError(f"{origin}: no whole AMDGPU code object ({reason})") from error
+        raise LoadError(f"{origin}: not a complete AMDGPU code object ({reason})") from error
 
 
 class Symbol(NamedTuple):

@@ -148,7 +148,7 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
 
 
 def _find_encoding(word: int) -> tuple[int, Reader]:
-    """Return the bytes before a literal, and the reader, of the encoding of these first 32 bits."""
+    """Return the encoding that `word`, the first 32 bits, has: bytes before a literal, reader."""
     for mask, value, base, read in _ENCODINGS:
         if word & mask == value:
             return base, read
@@ -168,7 +168,8 @@ def pair(code: bytes, parts: list[tuple[str, list[Shape]]]) -> list[tuple[Operan
     c = Code(code, 8)
     (name_x, shapes_x), (name_y, shapes_y) = parts
     target_x = c(63, 56)
-    # One destination is an even register and the other an odd one. Y's lowest bit is not encoded.
+    # One destination of a VOPD pair is an even register and the other an odd one. So the lowest bit
+    # of Y's destination is not encoded: it is the opposite of X's.
     target_y = c(55, 49) << 1 | ~target_x & 1
     sources_x = _two(name_x, _short(c, c(8, 0)), _v(c(16, 9)), c)
     sources_y = _two(name_y, _short(c, c(40, 32)), _v(c(48, 41)), c)

@@ -235,8 +235,8 @@ def _open(path: Path) -> _Library:
 def _candidates() -> list[Path]:
     """Return the libLLVM files to try.
 
-    If VARIABLE is set, that is only its file. Otherwise the files in the lib folder of sys.prefix
-    come before those in _FOLDERS. Newer versions come before older ones.
+    If the environment variable VARIABLE is set, try only the file that it names. Otherwise try the
+    lib folder of sys.prefix before _FOLDERS, and newer versions before older ones.
     """
     configured_path = os.environ.get(VARIABLE)
     if configured_path:

@@ -28,7 +28,7 @@ _WMMA = frozenset(
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU of the family GFX11. The defaults are the family's.
+    """A GPU of the family GFX11. The default values are those of the whole family.
 
     Attributes:
         name: LLVM's name of the processor.

@@ -42,7 +42,7 @@ class Tally:
         self._notes: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, kernel: str, notes: list[Note]) -> None:
-        """Count a launch. Print its notes, but those of one place only once."""
+        """Count a launch, and print its notes. Repeated notes of one place are only counted."""
         self._launches += 1
         for note in notes:
             key = (note.check, kernel, note.place)

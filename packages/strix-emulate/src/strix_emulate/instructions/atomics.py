@@ -84,7 +84,7 @@ _OPERATIONS: dict[str, _Operation] = {
     "cmpstore": _Operation(_compare_and_swap),
     "mskor": _Operation(lambda old, mask, x: (old & ~mask) | x),
 }
-#: Operations by which code takes locks.
+#: Atomic operations with which code takes a lock.
 _LOCKS = {"swap", "cmpswap", "storexchg", "cmpstore"}
 _COMPARES = {"cmpswap", "cmpstore"}
 _TWO_SOURCES = {"cmpswap", "cmpstore", "mskor"}

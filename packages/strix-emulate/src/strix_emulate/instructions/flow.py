@@ -216,9 +216,9 @@ def _is_plain_load(ins: Instruction) -> bool:
 
 
 def _bits_before(ins: Instruction, bits: int) -> int:
-    """Return the registers that have the values of the registers `bits` before an instruction.
+    """Return the registers whose values are in the registers `bits` after an instruction.
 
-    `bits` are the registers that have these values after the instruction.
+    The result is a bit mask. It differs from `bits` if the instruction copies or overwrites some.
     """
     unwritten = bits
     copied = 0

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The kinds of memory instructions, by mnemonic (RDNA3.5 ISA, chapter 16).
 
-The kind of a memory instruction is derived from its name only in `MEMORY`.
+Only this module derives the kind of a memory instruction from its mnemonic. Other modules look it
+up in `MEMORY`.
 """
 
 from dataclasses import dataclass

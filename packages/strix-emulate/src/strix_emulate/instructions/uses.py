@@ -93,7 +93,7 @@ class Uses:
                 self.loads.append(ins)
 
     def reached_stores(self, load: Instruction) -> int:
-        """Return a bit mask of the numbers of the stores that a value may reach, or DECIDES."""
+        """Return the stores that a loaded value may reach: bits of their numbers, or DECIDES."""
         place = self._places[load.address]
         if place not in self._reached:
             self._reached[place] = self._follow(place)

@@ -75,7 +75,7 @@ def compile_pair(ins: Instruction, mode: Mode) -> Compiled:
     def run(g):
         x = compute_x(g)
         value, *others = compute_y(g)
-        # A move returns a view of the register, which the first write may change.
+        # If Y is a move, its value is a view of a register, which write_x may change. So copy it.
         value = np.array(value)
         write_x(g, *x)
         write_y(g, value, *others)
@@ -240,7 +240,7 @@ def _source_reader(op: Operand, kind: str, keeps: bool) -> Callable:
 def _compute_and_write_flags(micro: MicroOp, reads, lanes) -> tuple[Callable, Callable]:
     """Return (compute, write) for an operation with flags.
 
-    The mask of flags has the written lanes whose flag is set.
+    In the mask of flags, the bit of a lane is set if the lane is written and its flag is set.
     """
     function = micro.function
     write_flags = mask_writer(cast(Operand, micro.flag))

@@ -207,7 +207,7 @@ class _Access:
         return self.kind.action == "store"
 
     def outstanding(self, text: str) -> Outstanding:
-        """Return the entry for the wait counters, with the registers that are loaded."""
+        """Return the entry that the wait counters get. It has the registers that are loaded."""
         if self.is_store:
             return Outstanding(0, True, text)
         bits = 0

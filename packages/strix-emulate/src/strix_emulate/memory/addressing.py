@@ -51,7 +51,7 @@ class Spaces:
     polls: bool = False
 
     def note_load(self, at: np.ndarray) -> None:
-        """Record the offsets of a load of global memory. Races are judged by them later."""
+        """Record the offsets of a load of global memory, from which races are judged later."""
         if self.arena.doubts is not None:
             self.arena.doubts.note_load(at)
 

@@ -77,9 +77,9 @@ class Order:
         self._events: list[_Accesses | _Invalidation | _Barrier] = []
         #: For each wave, clocks of the accesses that happened before its next access.
         self._clocks: dict[int, Clocks] = {}
-        #: The same clocks, but only for accesses that GL1 cannot hide.
+        #: Like `_clocks`, but only for accesses that GL1 cannot hide from the wave.
         self._visible_past_gl1: dict[int, Clocks] = {}
-        #: The same clocks, but only for accesses that neither GL1 nor GL0 can hide.
+        #: Like `_clocks`, but only for accesses that neither GL1 nor GL0 can hide from the wave.
         self._visible: dict[int, Clocks] = {}
         #: The clocks that a wave gets from an acquire, by memory and cell.
         self._released: dict[tuple[str, int], Clocks] = {}
@@ -100,20 +100,20 @@ class Order:
         writers,
         swaps=None,
     ) -> None:
-        """Add atomics in the order of their execution. See `_Accesses` for the arguments."""
+        """Queue atomics, in the order of their execution. See `_Accesses` for the arguments."""
         self._add(_Accesses(memory, cells, tags, writers, True, swaps))
 
     def acquire(self, memory: str, cells, tags, writers) -> None:
-        """Add loads that bypass the caches."""
+        """Queue loads that bypass the caches. See `_Accesses` for the arguments."""
         self._add(_Accesses(memory, cells, tags, writers, False))
 
     def invalidate(self, tags, gl1: bool) -> None:
-        """Add the invalidation of a cache by these waves: GL1 if `gl1` is true, otherwise GL0."""
+        """Queue the invalidation of a cache by these waves: GL1 if `gl1` is true, otherwise GL0."""
         if not self.idle:
             self._add(_Invalidation(tags, gl1))
 
     def barrier(self, tags) -> None:
-        """Add a barrier that these waves passed. The waves of a workgroup then share clocks."""
+        """Queue a barrier that these waves passed. The waves of a workgroup then share clocks."""
         if not self.idle:
             self._add(_Barrier(tags))
 
@@ -150,7 +150,11 @@ class Order:
         return _covers(self._visible.get(wave_of(new), _NOTHING), old)
 
     def classify(self, old: int, new: int) -> int:
-        """Return a number for C: 0 if unordered, 1 if ordered, 2 if a cache may hide the store."""
+        """Return a number for C that says how accesses with two tags are ordered.
+
+        0: They are unordered. 1: They are ordered. 2: They are ordered, but a cache may hide the
+        store with the old tag.
+        """
         if not self.orders(old, new):
             return 0
         return 1 if self.sees(old, new) else 2
@@ -195,7 +199,8 @@ class Order:
             place = (event.memory, cell)
             acquired = self._released.get(place, _NOTHING)
             if acquired is last_acquired and (tag, writer) == last_access:
-                # Most lanes of a wave repeat the access of another lane.
+                # Most lanes acquire the same clocks as the previous lane, so there is nothing to
+                # merge.
                 if event.releases:
                     self._released[place] = last_released
                 continue
@@ -227,7 +232,7 @@ class Order:
         places = set()
         for cell, tag, value, was_atomic in swaps:
             place = (event.memory, cell)
-            # If lanes share a cell, only the first of them may have changed it.
+            # If several lanes swap one cell, only the first swap may have changed it.
             if place in places:
                 continue
             places.add(place)
@@ -274,7 +279,7 @@ def _covers(clocks: Clocks, old: int) -> bool:
 
 
 def _workgroup_key(tag: int) -> int:
-    """Return the key of the barriers that the tag's whole workgroup has passed."""
+    """Return the key under which `Clocks` has the barriers that the tag's workgroup passed."""
     return -(tag >> WORKGROUP)
 
 
@@ -292,7 +297,7 @@ class _Merge:
         self._own_workgroups: dict[tuple[int, int], tuple[Clocks, Clocks]] = {}
 
     def own_clock(self, tag: int) -> Clocks:
-        """Return the clock of the tag's wave itself, and the barriers of its workgroup."""
+        """Return the clocks that the tag contains: its wave's, and the workgroup's barriers."""
         if tag not in self._own_clocks:
             own = {
                 wave_of(tag): tag & CLOCK,
@@ -316,7 +321,7 @@ class _Merge:
 
     def __call__(self, a: Clocks, b: Clocks) -> Clocks:
         if len(a) < len(b):
-            # The loop in _merge_chunks is over the second argument.
+            # The smaller dict comes second, because _merge_chunks loops over its second argument.
             a, b = b, a
         if a is b or not b:
             return a
@@ -339,7 +344,7 @@ def _merge_chunks(a: Clocks, b: Clocks) -> Clocks:
 
 
 def _later(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
-    """Return the later clock of each wave."""
+    """Merge two dicts of clocks by wave. Each wave gets the later of its two clocks."""
     if len(a) < len(b):
         a, b = b, a
     changes = {wave: clock for wave, clock in b.items() if a.get(wave, -1) < clock}

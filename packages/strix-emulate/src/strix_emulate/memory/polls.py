@@ -40,7 +40,7 @@ class Poll:
     compares: bool
 
     def of_waves(self, rows: np.ndarray) -> "Poll":
-        """Return the poll of some waves. `rows` has the new row of each wave, or -1."""
+        """Return the poll of some waves. `rows` has the new row of each wave, or -1 to omit it."""
         wave = rows[self.wave]
         selected = wave >= 0
         return Poll(
@@ -116,7 +116,7 @@ def record_active(
 
 
 def select(polled: list[Poll], index: np.ndarray, n: int) -> list[Poll]:
-    """Return the polls of those waves, out of n, whose rows `index` has."""
+    """Return the polls of some of n waves. `index` has the rows of the selected waves."""
     rows = np.full(n, -1)
     rows[index] = np.arange(len(index))
     selected = [poll.of_waves(rows) for poll in polled]

@@ -107,7 +107,7 @@ class Memory(Storage):
         self.clear_tags()
 
     def clear_tags(self) -> None:
-        """Forget which waves wrote and read the cells."""
+        """Clear the tags, so that no wave counts as having accessed a cell."""
         cells = self.size // self.cell + 1 if self.checked else 0
         self.written = self._zeros(cells, np.int64)
         self.read = self._zeros(cells, np.int64)
@@ -223,7 +223,7 @@ class Memory(Storage):
             self._add_readers(cells[overwritten], tags[overwritten])
 
     def _add_readers(self, cells, tags) -> None:
-        """Record readers of one instruction for cells that several of its waves read."""
+        """Record the readers of cells that several waves read by the same instruction."""
         order = np.argsort(cells, kind="stable")
         cells = cells[order]
         tags = tags[order]
@@ -562,7 +562,7 @@ class Memory(Storage):
         now = shadow[cells]
         is_same = now >> RELEASE == tags >> RELEASE
         if unit == 1 << BARRIER:
-            # If there are several readers, only their barriers are recorded.
+            # The tag of a cell with several readers has no releases, so only barriers are compared.
             has_readers = now & 0xFF == SEVERAL
             is_same |= has_readers & (barriers_of(now) == barriers_of(tags))
         shadow[cells[is_same]] += unit
@@ -570,5 +570,5 @@ class Memory(Storage):
 
 
 def _lanes_of_cells(flags, lanes: int):
-    """Return the lanes that have a flagged cell among their cells."""
+    """Return the lanes with at least one flagged cell."""
     return np.flatnonzero(flags.reshape(-1, lanes).any(axis=0))

@@ -51,7 +51,7 @@ def wave_of(tag):
 
 
 def barriers_of(tag):
-    """Return the tag's workgroup and barriers as one number."""
+    """Return the tag's workgroup and number of passed barriers, as one number."""
     return tag >> BARRIER
 
 
@@ -86,7 +86,7 @@ def merge_readers(old, new):
 
 
 def reader_bits(tag):
-    """Return the waves of a read tag as bits at the place of the releases."""
+    """Return the release field of a read tag: a bit for each wave (modulo 8) that read the cell."""
     one = np.int64(1) << (RELEASE + (tag & READERS))
     return np.where(tag & 0xFF == SEVERAL, tag & RELEASES, one)
 

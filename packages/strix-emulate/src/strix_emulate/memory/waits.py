@@ -110,13 +110,13 @@ class State:
 
     @staticmethod
     def of(queues: Iterable[_Entries]) -> "State":
-        """Return the state with these entries."""
+        """Return the `State` that has these entries: the same object for equal entries."""
         queues = tuple(queues)
         key = tuple([tuple([entry.number for entry in queue]) for queue in queues])
         state = _states.get(key)
         if state is None:
             if len(_states) > _MAX_STATES:
-                # States that are in use remain valid without the cache.
+                # A State that is in use remains valid after the cache has been cleared.
                 _states.clear()
                 NOTHING._following.clear()
             state = State(queues)
@@ -129,7 +129,7 @@ class State:
         return State.of(queues)
 
     def issued(self, counter: int, entry: Outstanding) -> "State":
-        """Return the state with one more entry."""
+        """Return the state after an instruction was issued, with `entry` in the counter's queue."""
         key = (counter, -1 - entry.number)
         if key not in self._following:
             queue = (*self.queues[counter], entry)
@@ -137,7 +137,10 @@ class State:
         return self._following[key]
 
     def waited(self, counter: int, allowed: int) -> tuple["State", list[int]]:
-        """Return the state with at most `allowed` entries, and the numbers of those that remain."""
+        """Return the state after a wait for at most `allowed` entries.
+
+        The second result has the numbers of the entries that remain outstanding.
+        """
         key = (counter, allowed)
         if key not in self._following:
             remaining = _remaining(self.queues[counter], allowed)
@@ -341,7 +344,7 @@ def select(queues: Queues, index) -> Queues:
 def join(a: Queues, n: int, b: Queues, m: int) -> Queues:
     """Return the queues of n waves followed by those of m other waves."""
     if a.state is b.state and a.state.together:
-        # All waves have the same entries.
+        # All waves have the same entries, so only the accesses need to be joined.
         touched = []
         for touches_of_a, touches_of_b in zip(a.touched, b.touched, strict=True):
             pairs = zip(touches_of_a, touches_of_b, strict=True)
@@ -363,7 +366,7 @@ def _unite(first: tuple, second: tuple) -> tuple:
 
 
 def _pad(issuers, size, before, after):
-    """Return `issuers` with flags for `before` and `after` more waves, which did not issue it."""
+    """Return the issuers' flags, with False for `before` waves in front and `after` behind."""
     flags = np.ones(size, bool) if issuers is None else issuers
     return np.concatenate([np.zeros(before, bool), flags, np.zeros(after, bool)])
 

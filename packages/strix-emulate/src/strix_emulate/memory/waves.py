@@ -145,7 +145,7 @@ class Waves:
         self._active = None
 
     def _derived(self) -> list:
-        """Return whether all lanes are active, the mask, and the numbers of active lanes."""
+        """Return the values that follow from EXEC: those of `full`, `mask` and `lanes`."""
         if self._active is None:
             bits = self.masks(EXEC)
             full = bool((bits == 0xFFFFFFFF).all())
@@ -262,7 +262,8 @@ def _bits(op: Operand, kind: str, span: int) -> int:
     if isinstance(value, float):
         return _fraction_bits(value, kind, span)
     if value in APERTURES.values() and span != 64:
-        # According to LLVM, the hardware returns another value if 32 bits of an aperture are read.
+        # An aperture can be read only as 64 bits. According to LLVM, the hardware returns another
+        # value for 32 bits.
         raise Unknown(f"an aperture in {span} bits")
     if kind == "f64" and op.literal:
         # A literal is the high half of a 64-bit float.

@@ -95,7 +95,9 @@ typedef struct {
 static inline long lanes(const State *w) { return 32 * w->halves; }
 // Row of the wave to which a lane belongs.
 static inline long wave_of(const State *w, long lane) { return lane >> (4 + w->halves); }
-// Mask in a register for half h. The halves of all waves are numbered consecutively.
+// Returns the address of the 32-bit lane mask in a scalar register, for half h of the waves. A
+// wave64 has two halves, and a wave32 is one half. The halves of all waves are numbered
+// consecutively.
 static inline uint32_t *mask_of(const State *w, int index, long h) {
   const long second = w->halves - 1;
   return w->s + (index + (h & second)) * w->n + (h >> second);

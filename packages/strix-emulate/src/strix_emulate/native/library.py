@@ -384,7 +384,8 @@ def _encode_dpp(op: COp, dpp: dict) -> None:
     op.dpp = 1
     op.zero_bound = reads_zero(dpp)
     op.fetch_inactive = bool(dpp.get("fi"))
-    # In a wave64, both halves read the same lanes of their own half. The written rows may differ.
+    # In a wave64, each half reads from its own lanes, and the source lanes are the same in both.
+    # But the rows to write may differ between the halves.
     op.lanes[:] = source[:32].tolist()
     op.valid = int(_pack_lanes(valid)[0])
     op.written[:] = _pack_lanes(lanes).tolist()

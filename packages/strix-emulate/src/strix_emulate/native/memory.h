@@ -105,7 +105,8 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
       return 0;
     }
     if (o->memory != GLOBAL || o->resource) break;
-    // The access may lie in another range than the last access.
+    // The access may lie in another range than the last access. find_offset updates last_range for
+    // the second try.
     long l = 0;
     while (!w->full && l < n - 1 && !w->masks[l]) l++;
     find_offset(m, wide[l] + (second ? second[l] : 0) + (int64_t)o->offset, o->size, write,
@@ -177,7 +178,7 @@ INLINE int load_small_lanes(uint32_t *row, const uint8_t *bytes, const int64_t *
                             int size, int extended, int half) {
   LANES {
     if (at[l] < 0) continue;
-    // There are spare bytes after the last byte of the memory.
+    // This may read past the last byte of the memory, into spare bytes that follow it.
     const uint32_t raw = *(const Word *)(bytes + at[l]);
     const uint32_t plain = size == 2 ? (uint16_t)raw : (uint8_t)raw;
     const uint32_t x = !extended ? plain : size == 2 ? (int16_t)raw : (int8_t)raw;
@@ -188,7 +189,8 @@ INLINE int load_small_lanes(uint32_t *row, const uint8_t *bytes, const int64_t *
   return 1;
 }
 
-// Loads one or two bytes for each lane, in vector code. Returns 0 for rare kinds of loads.
+// Loads one or two bytes for each lane, in vector code. Returns 0 if it does not support this kind
+// of load, which is rare.
 static int load_small(const Op *o, uint32_t *row, const uint8_t *bytes, const int64_t *at, long n) {
   switch (o->size << 8 | o->extended << 4 | o->half) {
   case 0x100: return load_small_lanes(row, bytes, at, n, 1, 0, 0);

@@ -66,7 +66,7 @@ static inline float to_odd(double x) {
   return f;
 }
 
-// Functions D_of_S that return the same bits as another type.
+// Defines a function D_of_S, which returns the bits of a number of type S as a number of type D.
 #define BITS(TO, FROM, D, S)            \
   static inline TO D##_of_##S(FROM x) { \
     TO y;                               \

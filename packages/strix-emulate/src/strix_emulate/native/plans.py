@@ -121,8 +121,8 @@ class Plan:
             behind: Queues by end, as `follow_counters` returns them.
             ops: Numbers of the operations of each step.
             count: Number of operations.
-            orders: Whether the last operation orders other accesses. It then has the first row, and
-                a barrier does not postpone it.
+            orders: Whether the last operation orders other accesses. If so, the first row of the
+                log is for this operation, and a barrier does not postpone it.
         """
         self._rows_of_ops = (ctypes.c_int32 * count)(*[-1] * count)
         self.log_rows = ctypes.addressof(self._rows_of_ops)
@@ -136,7 +136,7 @@ class Plan:
             self._changes[end] = (queues.state, changes)
 
     def _plan_queue(self, touched: list, ops: Sequence[range]) -> _Change:
-        """Return the change of a queue. `touched` has the items that `follow_counters` returns."""
+        """Return how the steps change a queue, whose items `follow_counters` describes."""
         change = _Change([], [])
         for entry in touched:
             if isinstance(entry, int):
@@ -161,7 +161,7 @@ class Plan:
         return op, row
 
     def apply(self, g: Waves, end: int, memories, ops, log) -> None:
-        """Set the wait counters of waves to their state at an end of the steps."""
+        """Set the wait counters of waves to their state at `end`, one of the plan's ends."""
         g.queues.state, changes = self._changes[end]
         for counter, change in enumerate(changes):
             old = g.queues.touched[counter]

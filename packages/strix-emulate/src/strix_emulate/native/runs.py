@@ -235,7 +235,8 @@ class Run:
             if checks:
                 plan = self._plan(g.queues.state, first, checks)
                 if plan is None:
-                    # A wait is missing, or joined waves have different counters.
+                    # A wait is missing, or joined waves have different counters. So numpy executes
+                    # the steps one by one.
                     for step in self.steps[first:]:
                         step.execute(g, checks)
                     return
@@ -351,7 +352,7 @@ def split_steps(steps: list[Step], session: Session | None) -> list[Step | Run]:
 
 
 def _make_run(steps: list[Step], session: Session) -> list[Step] | list[Run]:
-    """Return a run of steps, or the steps if they have no operations."""
+    """Return [a run of the steps], or the steps themselves if C has no operations for them."""
     ops: Any = [step.traits.c_operations for step in steps]
     if any(ops):
         return [Run(session, steps, ops)]

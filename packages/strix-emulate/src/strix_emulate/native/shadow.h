@@ -16,7 +16,7 @@ static inline int64_t unordered(int64_t old, int64_t new) {
 
 static inline int same_workgroup(int64_t a, int64_t b) { return a >> WORKGROUP == b >> WORKGROUP; }
 
-// Returns the waves of a read tag as bits at the place of the releases.
+// Returns the release field of a read tag: a bit for each wave (modulo 8) that read the cell.
 static inline int64_t reader_bits(int64_t tag) {
   return (tag & 0xff) == SEVERAL ? tag & 0x3fff00 : 0x100ll << (tag & 7);
 }
@@ -90,7 +90,7 @@ static inline int64_t read_tag(State *w, int64_t written, int64_t read, int64_t 
   return merge_readers(read, tag);
 }
 
-// Returns whether all cells have the tags of the first one, which is the usual case.
+// Returns whether all cells have the same tags as the first cell, which is the usual case.
 static inline int have_same_tags(const int64_t *written, const int64_t *read, int64_t count) {
   int64_t differ = 0;
   for (int64_t c = 1; c < count; c++) differ |= (written[c] ^ written[0]) | (read[c] ^ read[0]);
@@ -242,9 +242,9 @@ INLINE int note_scratch_store(const Memory *m, int64_t unused, int64_t count, lo
 // the cell. ALONE: each cell has only one reader.
 enum { NAMED, UNNAMED, ALONE };
 
-// Records a load of all lanes as read_tag does. Atomics must not have ordered any accesses. A
-// second call for the same waves changes nothing. Returns whether waves that were recorded as ALONE
-// share a cell.
+// Records that all lanes loaded their cells, with the same tags as read_tag. Callers must make sure
+// that no atomic has ordered accesses so far. A second call for the same waves changes nothing. In
+// mode ALONE, returns whether several waves loaded the same cell.
 INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
                       int mode) {
   int64_t *read = m->read;

@@ -140,7 +140,7 @@ class Trace:
             last, step = self._places[executed]
             self.early_exits += 1
         if plan:
-            # The number of the end of the block, or of its start if C stopped in the middle.
+            # `end` is the end of the last block, or its start if C stopped in the middle of it.
             end = self._ends[last + 1] if step < 0 else self._ends[last]
             plan.apply(g, end, self.session.memories, self.ops, log)
         if step >= 0:
@@ -232,7 +232,7 @@ def _is_traceable(block) -> bool:
 
 
 def find(blocks: dict, block, session: Session | None) -> Trace | None:
-    """Return the trace that begins at a block, or None. A frequent block without one gets one."""
+    """Return the trace that begins at a block, or None. Make one if the block is frequent."""
     trace = block.trace
     if trace is not None and trace.is_useless:
         trace = None

@@ -111,7 +111,7 @@ def _write_user_registers(
         if name == "dispatch_id":
             pointer = 0
         elif pointer is None and name != "private_size":
-            message = f"the kernel needs `{name}` in its first scalar registers"
+            message = f"the kernel expects `{name}` in scalar registers, which is not supported"
             raise Trap("unknown", message)
         if pointer is not None:
             S[at] = pointer & 0xFFFFFFFF

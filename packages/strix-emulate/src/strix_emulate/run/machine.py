@@ -28,10 +28,10 @@ from strix_emulate.run.sleep import Sleepers
 
 __all__ = ["Machine", "Options", "Outcome"]
 
-#: Number of waves in a batch in numpy.
+#: Number of waves in a batch if numpy executes it.
 _BATCH = 128
-#: Minimum and maximum number of waves in a batch in C. Between these, a batch has as many waves as
-#: fit into a cache of _CACHE bytes.
+#: Minimum and maximum number of waves in a batch if C executes it. Between these limits, a batch
+#: has as many waves as fit into a cache of _CACHE bytes.
 _MIN_BATCH_IN_C = 32
 _MAX_BATCH_IN_C = 512
 _CACHE = 1 << 20

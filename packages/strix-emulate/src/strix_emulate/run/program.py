@@ -136,7 +136,8 @@ class Block:
         entered: Number of waves that entered the block.
         polls: Whether the block polls memory that other waves change (see scheduler.PATIENCE).
         parts: The steps, grouped for execution in C. None before the block is first executed.
-        went: Address of the next block of the last waves that did not diverge here.
+        went: Address of the block that waves entered after this one, the last time that they did
+            not diverge.
         trace: The trace that begins here (:mod:`strix_emulate.native.traces`).
         untraced_entries: Number of times that waves began here without a trace.
         trace_attempts: Number of traces from here that were useless or too short.
@@ -171,7 +172,7 @@ class Block:
 
 
 def supported_mnemonics() -> set[str]:
-    """Return the mnemonics that the machine executes, without the suffix of an encoding."""
+    """Return the mnemonics that the emulator executes, without the suffix of an encoding."""
     return {
         *operations.NAMES,
         *scalars.NAMES,
@@ -198,7 +199,7 @@ class Blocks(dict[int, Block]):
         polls: Whether the kernel polls memory that other waves change.
         numbers: Numbers of loads and stores by their addresses (:class:`uses.Uses`).
         spaces: The memories of the launch, or None between launches.
-        functions: The functions of steps on these memories.
+        functions: The compiled functions, which access the memories of `spaces`, by traits.
     """
 
     def __init__(self, spaces: addressing.Spaces, kernel: Kernel):

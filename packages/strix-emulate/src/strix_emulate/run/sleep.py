@@ -36,7 +36,7 @@ class _Group:
     """Waves that polled the same values.
 
     Attributes:
-        polled: The polls of the waves that came first.
+        polled: The polls of the first waves that joined the group.
         sets: The waves.
         count: Number of waves to wake at the next change.
         last_values: The values in the polled cells when waves were last woken.
@@ -178,7 +178,7 @@ class Sleepers:
             time.sleep(0.001)
         self._groups.clear()
         for g in sets:
-            # The loop may count its iterations and give up.
+            # Let the waves continue for a while: their loop may count its iterations and give up.
             g.skips = self._idle_iterations
             g.records_polls = False
         self._idle_iterations = min(2 * self._idle_iterations, _MOST_IDLE)

@@ -164,8 +164,7 @@ def _patch(torch) -> None:
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
     torch.version.hip = "7.2"
     torch.version.cuda = None
-    # A mode cannot set this attribute everywhere, because modes are not active inside custom
-    # operators.
+    # The attribute is set on the class, because a mode is not active inside custom operators.
     torch.Tensor.is_cuda = property(lambda _tensor: True)
     torch.library.custom_op = _for_all_devices(torch.library.custom_op)
 
