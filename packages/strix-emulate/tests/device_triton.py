@@ -48,7 +48,7 @@ class Tensor:
         return self.address
 
     def untyped_storage(self):
-        """Return an object with the size, by which Triton decides about buffer instructions."""
+        """Return a mock storage, from whose size Triton decides about buffer instructions."""
         return types.SimpleNamespace(size=lambda: self.array.nbytes)
 
 

@@ -131,7 +131,8 @@ def extreme(a: int, b: int, form: tuple, largest: bool) -> int:
         return a
     order = compare_numbers(a, b, form)
     if order == 0:
-        # Equal numbers have the same bits, unless they are zeros with different signs.
+        # Equal numbers have the same bits, except zeros with different signs. Of these, AND selects
+        # +0, and OR selects -0.
         return (a & b) if largest else (a | b)
     return a if (order > 0) == largest else b
 

@@ -34,8 +34,8 @@ from strix_emulate.native import library as native
 THREADS = 64
 WORDS = 4
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
-#: BATCH kernels are compiled together. One of SHARE kernels is executed by each engine, with
-#: checks.
+#: BATCH kernels are compiled together. Of every SHARE kernels, one is executed by every engine and
+#: with checks.
 BATCH = 50
 SHARE = 10
 #: By level, checks that are always off: at -O0, clang spills lanes that nothing wrote.

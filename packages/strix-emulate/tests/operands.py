@@ -231,7 +231,7 @@ def _register(rng: random.Random, file: str, kind: str) -> Source:
 
 
 def random_bits(rng: random.Random) -> int:
-    """Return 32 random bits: an edge, an ordinary float32, or any bits."""
+    """Return 32 random bits: a value of EDGES, an ordinary float32, or any bits."""
     chance = rng.random()
     if chance < 0.4:
         return rng.choice(EDGES)

@@ -122,7 +122,7 @@ def _approximated(function: Callable, form: tuple, flushes: bool) -> Callable:
             denormal = {b for b in result if b & ~top < tiny}
             result = (result - denormal) | {b & top for b in denormal}
         if 0 in result or top in result:
-            # The sign of a zero is not documented.
+            # The sign of a zero is not documented, so both zeros are allowed.
             result |= {0, top}
         return result
 

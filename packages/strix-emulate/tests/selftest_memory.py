@@ -118,7 +118,8 @@ def run(native: bool) -> selftest.Report:
 def cases() -> Iterator[Case]:
     """Yield cases of each mnemonic.
 
-    Flat instructions also access LDS and scratch. Loads and stores of buffers also access records.
+    There are also cases of flat instructions that access LDS or scratch, and of buffer loads and
+    stores that access records.
     """
     for name in sorted(selftest.real_mnemonics(vmem.names())):
         space, *words, kind = name.split("_")

@@ -203,7 +203,7 @@ def test_a_stream_that_asks_for_memory() -> None:
     """An xz block names the size of its dictionary. Here the dictionary has four gigabytes."""
     stream = bytearray(lzma.compress(b"a"))
     size = 4 * (stream[12] + 1)
-    assert stream[14:16] == b"\x21\x01"  # LZMA2, one byte of properties
+    assert stream[14:16] == b"\x21\x01"  # The filter is LZMA2, with one byte.
     stream[16] = 40
     struct.pack_into("<I", stream, 12 + size - 4, zlib.crc32(stream[12 : 12 + size - 4]))
     with pytest.raises(LoadError, match=r"damaged AKS2 pack \(Memory usage limit exceeded\)"):

@@ -406,7 +406,7 @@ def test_store_to_an_input():
 
 
 def test_barrier_that_not_all_living_waves_reach():
-    """One wave, or a launch without checks, does not trap. FINDINGS has the case that traps."""
+    """No barrier traps with only one wave, or without checks. FINDINGS has one that traps."""
     two = FINDINGS["barrier"][0]
     assert execute(two, threads=32).sum() == 0
     assert execute(two, checks=False).sum() == 0

@@ -38,7 +38,7 @@ ENCODINGS = {
     "MUBUF": (0xE0000000, 18, 8, 8),
     "FLAT": (0xDC000000, 18, 7, 8),
 }
-#: Mnemonics whose fields LLVM prints as words.
+#: Mnemonics whose fields LLVM prints as names instead of numbers.
 _VERBATIM = {
     "s_waitcnt",
     "s_delay_alu",
@@ -180,7 +180,7 @@ def difference(ins: Instruction) -> str:
     return ""
 
 
-#: Start of the mnemonic and start of the message: the cause of the difference.
+#: Causes of known differences, by the start of the mnemonic and the start of the message.
 NAMED = {
     ("flat_", "modifiers"): "ISA: FLAT's own offset has 12 bits; LLVM prints 13",
     ("v_fmac_f16", "operands"): "LLVM prints an inline constant's code for V_FMAC with DPP",

@@ -24,7 +24,7 @@ def test_a_number_is_always_the_same_kernel() -> None:
 
 
 def test_a_fault_is_found(monkeypatch) -> None:
-    """An exclusive or that is wrong in one bit is found."""
+    """If the emulator's exclusive OR is wrong in one bit, the comparison finds it."""
     wrong_xor = ("u32", ("u32", "u32"), lambda a, b: a ^ b ^ 1)
     monkeypatch.setitem(operations.TABLE, "v_xor_b32", wrong_xor)
     monkeypatch.setattr(program, "_TRAITS", {})

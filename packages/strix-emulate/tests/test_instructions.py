@@ -272,7 +272,7 @@ def test_half_overflow_mode():
 
 
 def test_a_mode_from_a_register_is_the_one_that_the_kernel_began_with():
-    """The emulator derives MODE from the code alone, so that a register with another mode traps."""
+    """The emulator derives MODE from the code alone, so another mode in the register traps."""
     text = "s_denorm_mode 0\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s2\nv_add_f32 v1, v0, v0"
     g = run(text, scalars={2: 15}, v0=LANE * 0 + 3)
     assert (g.V[1, 0] == 6).all()

@@ -43,7 +43,10 @@ def test_schedules_and_poison_do_not_change_results():
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "causal"])
 def attention(request):
-    """Return a kernel's instructions, and a judge with the cases of docs/emulator.md."""
+    """Return a kernel's instructions, and a function that judges the results of a changed kernel.
+
+    The function uses the cases of docs/emulator.md.
+    """
     causal = request.param
     cases = fixtures.mutation_cases(causal)
     runs = [fixtures.run_attention(causal, case) for case in cases]

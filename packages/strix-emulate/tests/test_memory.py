@@ -217,6 +217,6 @@ def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatc
     for tags in (second.written, second.read, second.swapped, second.writers):
         assert len(tags) == (1 << 20) - 15
         assert not tags.any()
-    # Tags beyond the limit are not kept.
+    # Pages beyond the cache's limit are not kept for later launches.
     Memory("memory", 1 << 26).release_tags()
     assert pages.cached_bytes() <= pages._CACHE_LIMIT

@@ -293,7 +293,7 @@ def test_kernels_in_traces_give_the_same_bits(traced, monkeypatch):
 
 
 def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
-    """The store is of the loop's last turn, or of a turn that leaves the trace early."""
+    """The store is in the last iteration of the loop, or in one that leaves the trace early."""
     store = """s_waitcnt lgkmcnt(0)
     s_lshl_b32 s9, s8, 8
     v_add_nc_u32 v6, s9, v1

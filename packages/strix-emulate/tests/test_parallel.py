@@ -83,7 +83,8 @@ def test_stores_next_to_each_other_are_no_race():
 
 
 def test_a_race_between_processes_is_the_trap_of_one_core(monkeypatch):
-    # Workgroups 1 and 2 write one word. Workgroup 0, which runs before the processes, does not.
+    # Workgroups 1 and 2 write the same word. Workgroup 0, which runs before the processes start,
+    # writes another one.
     body = "global_store_b32 v2, v4, s[4:5]\n"
     text = trap(body, 1)
     assert "race" in text

@@ -121,7 +121,7 @@ def exp2(x):
 
 
 def sine(angle, quarters: int = 0):
-    """Compute the sine of an angle within 2 pi, plus `quarters` quarters of a turn."""
+    """Compute sin(angle + quarters * pi / 2) for |angle| <= 2 pi."""
     shifted = angle * (2 / math.pi) + _TO_INTEGER
     whole = shifted - _TO_INTEGER
     part = angle - whole * _QUARTER[0] - whole * _QUARTER[1]

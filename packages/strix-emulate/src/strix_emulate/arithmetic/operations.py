@@ -43,7 +43,7 @@ def _bfe_signed(value, offset, width):
     offset = offset & U32(31)
     width = (width & U32(31)).astype(np.int64)
     field = (_as_int64(value) & 0xFFFFFFFF) >> _as_int64(offset) & ((1 << width) - 1)
-    # Bits past the top are copies of the sign.
+    # If the field reaches beyond bit 31, its upper bits are copies of the sign bit.
     field = np.where(offset + width > 32, _as_int64(value) >> _as_int64(offset), field)
     sign = np.where(width > 0, np.int64(1) << np.maximum(width - 1, 0), 0)
     return ((field & ((1 << width) - 1) ^ sign) - sign).astype(np.int32)
@@ -57,7 +57,8 @@ def _perm(a, b, selector):
         pick = (np.asanyarray(selector) >> U32(8 * i) & U32(0xFF)).astype(np.uint64)
         byte = both >> (np.minimum(pick, 7) * np.uint64(8)) & np.uint64(0xFF)
         if (pick > 7).any():
-            # Selectors 8 to 11 repeat the sign of bytes 1, 3, 5 and 7. 12 is 0, and above is 0xff.
+            # Selectors 8 to 11 repeat the sign bit of byte 1, 3, 5 or 7. Selector 12 gives 0, and
+            # larger selectors give 0xff.
             sign = both >> ((pick & np.uint64(3)) * np.uint64(16) + np.uint64(15)) & np.uint64(1)
             other = np.where(pick < 12, sign * np.uint64(0xFF), np.where(pick == 12, 0, 0xFF))
             byte = np.where(pick > 7, other.astype(np.uint64), byte)

@@ -141,7 +141,8 @@ def _count_zeros(x):
     return np.bitwise_count(~x).astype(U32)
 
 
-#: By name: kind of the result, kinds of the sources, function that returns the result and SCC.
+#: Operations that set SCC, by mnemonic: kind of the result, kinds of the sources, function that
+#: returns the result and SCC.
 WITH_SCC = {
     **_logic("b32"),
     **_logic("b64"),
@@ -220,7 +221,7 @@ def _half_of_float(x):
     return x.astype(np.float16).view(np.uint16).astype(U32)
 
 
-#: By name: kind of the result, kinds of the sources, function.
+#: Operations without SCC, by mnemonic: kind of the result, kinds of the sources, function.
 PLAIN = {
     "s_mov_b32": ("b32", ("b32",), lambda x: x),
     "s_mov_b64": ("b64", ("b64",), lambda x: x),

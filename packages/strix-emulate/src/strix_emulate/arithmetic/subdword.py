@@ -224,7 +224,7 @@ _Entry = tuple[str, tuple[str, ...], Callable]
 
 
 def _sums() -> dict[str, _Entry]:
-    """Return dot products, and sums of absolute differences."""
+    """Return the table entries of dot products, and of sums of absolute differences."""
     return {
         "v_dot2acc_f32_f16": ("f32", ("u32", "u32", "f32"), dot2(_half)),
         "v_dot2_f32_f16": ("f32", ("u32", "u32", "f32"), dot2(_half)),
@@ -265,7 +265,10 @@ def _conversions() -> dict[str, _Entry]:
 
 
 def _products() -> dict[str, _Entry]:
-    """Return products of 16 and 24 bits, sine and cosine, and products with DX9's zero rule."""
+    """Return the table entries of 16-bit and 24-bit products, sine, cosine, and DX9's products.
+
+    In a DX9 product, zero times any number is zero.
+    """
     return {
         "v_mad_i32_i16": ("i32", ("i16", "i16", "i32"), _mad_i32_i16),
         "v_mad_u32_u16": ("u32", ("u16", "u16", "u32"), _mad_u32_u16),
@@ -294,7 +297,10 @@ def _normalizations() -> dict[str, _Entry]:
 
 
 def _extremes() -> dict[str, _Entry]:
-    """Return combinations of max and min. LLVM has maxmin and minmax only for 32 bits."""
+    """Return the table entries of combinations of max and min.
+
+    LLVM has maxmin and minmax only for 32 bits.
+    """
     table: dict[str, _Entry] = {}
     for kind in ("i16", "u16", "i32", "u32"):
         three = (kind, kind, kind)

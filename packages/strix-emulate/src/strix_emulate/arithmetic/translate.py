@@ -414,7 +414,7 @@ def _assign_results(body: Body, values: tuple, results: list[np.dtype]) -> list[
             code = body.cast(value, dtype).code
         array = "d"
         if dtype.char == "e":
-            # The function to_halves rounds the value later.
+            # Store the value before it was rounded, because to_halves rounds it later.
             array = "r"
             code = body.before_rounding.get(code, code)
         assignments.append(f"{array}{i}[l] = {code};")

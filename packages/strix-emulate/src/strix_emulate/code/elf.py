@@ -22,7 +22,7 @@ from strix_emulate.code.limits import Budget
 from strix_emulate.errors import LoadError, Unsupported
 
 _NT_AMDGPU_METADATA = 32
-#: LLVM's guide, "Relocation Records".
+#: Relocation types (LLVM's guide, "Relocation Records").
 _R_ABS64 = 3
 _R_RELATIVE64 = 13
 _STT_OBJECT = 1

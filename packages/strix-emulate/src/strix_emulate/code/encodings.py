@@ -148,7 +148,10 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
 
 
 def _find_encoding(word: int) -> tuple[int, Reader]:
-    """Return the encoding that `word`, the first 32 bits, has: bytes before a literal, reader."""
+    """Return the bytes in front of a literal, and the reader, of an instruction's encoding.
+
+    `word` has the first 32 bits of the instruction.
+    """
     for mask, value, base, read in _ENCODINGS:
         if word & mask == value:
             return base, read

@@ -78,7 +78,8 @@ def disassemble(
                 break
         else:
             if code[at + 3 : at + 8] in _CRASHES:
-                # Change the literal. It is read from `code`, not from LLVM's text.
+                # Change the literal, so that LLVM does not crash. Its text then has a wrong
+                # literal, but the decoder reads literals from `code`.
                 buffer[at + 5] = b"\x01"
             place = ctypes.addressof(buffer) + at
             size = lib.LLVMDisasmInstruction(

@@ -419,7 +419,7 @@ class Server:
         )
 
     def add_memory(self, data: bytes) -> bytes:
-        """Map memory of another process at the same offset as the client."""
+        """Map memory of another process at the offset at which the client maps it."""
         offset, size, start = unpack(protocol.IMPORTED, data)
         path = data[protocol.IMPORTED.size :].decode(errors="replace")
         self.pool.add(offset, size, path, start)
@@ -548,7 +548,7 @@ def main() -> int:
     try:
         pool = Pool(int(sys.argv[2]))
         server = Server(pool, ServerOptions.from_environment())
-        # Without a suitable libLLVM nothing can be launched.
+        # Without a suitable libLLVM, no kernel can be launched, so end with an error now.
         llvm.find_disassembler()
     except (Refused, ValueError, EmulatorError) as error:
         connection.sendall(protocol.reply(Status.UNKNOWN, str(error).encode()))

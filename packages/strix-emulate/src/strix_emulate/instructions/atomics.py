@@ -215,7 +215,10 @@ class _Atomic:
         return np.ascontiguousarray(raw.T).view(self.dtype).ravel()
 
     def compile_run(self, memory, locate: Callable, counters: tuple) -> Callable:
-        """Return a function on Waves. The first of the counters guarantees the result."""
+        """Return a function on Waves that executes the atomic.
+
+        A wait for the first of the counters guarantees the result.
+        """
         size = self.dtype.itemsize
         function, ufunc = _OPERATIONS[self.kind.operation]
 
@@ -306,7 +309,7 @@ def note_order(g: Waves, memory, at, size: int, marks, may_lock: bool = False) -
     """
     memory.track_atomic(at, size, marks, may_lock)
     if memory.order is not None:
-        # The atomic does not order the accesses that the waves make after it.
+        # Begin an epoch, because this atomic does not release later accesses of the waves.
         at_release(g)
 
 

@@ -463,7 +463,7 @@ def _compile_wmma(ins: Instruction, mode: Mode) -> Compiled:
             raise Trap("wmma", "EXEC is not all ones")
         rows = _read_matrix(g, a.index, source, signed_a)
         columns = _read_matrix(g, b.index, source, signed_b)
-        # (n, row, column) to (register, n, lane)
+        # From (n, row, column) to (register, n, lane)
         product = _product(rows, columns).reshape(g.n, -1, g.width).transpose(1, 0, 2)
         add(g, product)
 

@@ -236,7 +236,10 @@ def _bits_before(ins: Instruction, bits: int) -> int:
 
 
 def _copied_bits(target: Operand, source: Operand, bits: int) -> int:
-    """Return the registers of `source` that are copied to the registers of `target` in `bits`."""
+    """Return the registers of `source` that are copied to registers of `target` in `bits`.
+
+    `bits` and the result are bit masks of registers.
+    """
     if source.kind not in ("v", "s") or source.neg or source.abs:
         return 0
     first_target = registers(target.kind, target.index).bit_length() - 1

@@ -262,7 +262,10 @@ def compile_getpc(ins: Instruction, spaces: Spaces) -> Compiled:
 
 
 def _compile_saveexec(ins: Instruction) -> Compiled:
-    """Compile S_*_SAVEEXEC, whose target gets the old EXEC, or S_*_WREXEC: it gets the new one."""
+    """Compile S_*_SAVEEXEC or S_*_WREXEC.
+
+    The target of SAVEEXEC gets the old EXEC, and the target of WREXEC gets the new EXEC.
+    """
     kind = ins.name[-3:]
     target, source = ins.operands
     exec_mask = Operand("s", EXEC)

@@ -20,7 +20,7 @@ from strix_emulate.memory.waits import registers
 DECIDES = -1
 _EXEC = registers("s", EXEC, 2)
 _VCC = registers("s", VCC, 2)
-#: A bit that no register uses.
+#: Bit of SCC in a bit mask of registers. No register has this bit.
 _SCC = 1 << 600
 #: Where code diverges, the loaded value may decide in which part of the lanes it is executed. EXEC
 #: and the scalar registers that hold such a part have their bits shifted by this number. The parts
@@ -137,7 +137,7 @@ class Uses:
         return _Branch(body, ends, written, writes_exec)
 
     def _follow(self, place: int) -> int:
-        """Follow a loaded value through the code. `place` is the index of the load."""
+        """Return the result of `reached_stores` for the load with the index `place`."""
         successors = self._all_successors()
         loaded = operand_bits(self._instructions[place].operands[0])
         # For each instruction, two bit masks of the registers that depend on the value: while EXEC

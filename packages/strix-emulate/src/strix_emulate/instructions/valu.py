@@ -182,7 +182,7 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
     if has_flag:
         flag = Operand("s", EXEC) if "cmpx" in name else operands.pop(0)
         if not kind:
-            # The operands of V_CMPX_E32 may include its target.
+            # The operands of V_CMPX_E32 may include its target, EXEC. Keep only the sources.
             operands = operands[-len(kinds) :]
     if len(operands) < len(kinds) and kinds[-1] == "mask":
         operands.append(VCC_OPERAND)
@@ -194,7 +194,7 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
 def _typed_sources(
     name: str, operands: list[Operand], kinds: tuple[str, ...]
 ) -> tuple[tuple[Operand, str], ...]:
-    """Return sources with their kinds. Raise Unknown if their numbers differ."""
+    """Return the sources with their kinds. Raise Unknown if there are not as many as kinds."""
     if len(operands) != len(kinds):
         raise Unknown(f"{len(operands)} sources, expected {len(kinds)}")
     sources = []

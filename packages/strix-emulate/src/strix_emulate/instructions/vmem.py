@@ -333,7 +333,7 @@ def note_acquire(_g: Waves, memory, at, size: int, marks) -> None:
 def _compile_load(
     ins: Instruction, access: _Access, spaces: Spaces, space: str, counters: tuple
 ) -> Callable:
-    """Compile a load from one space. The first of the counters guarantees the result."""
+    """Compile a load from one space. A wait for the first counter guarantees the result."""
     size = access.kind.size
     words = access.words
     memory, locators = make_locators(
@@ -388,7 +388,7 @@ def _write_loaded(g: Waves, first: int, data: np.ndarray, half: str) -> None:
 def _compile_store(
     ins: Instruction, access: _Access, spaces: Spaces, space: str, counters: tuple
 ) -> Callable:
-    """Compile a store to one space. The first of the counters guarantees its completion."""
+    """Compile a store to one space. A wait for the first counter guarantees its completion."""
     size = access.kind.size
     memory, locators = make_locators(space, ins, access.address, size, True, spaces, access.offsets)
     issued = access.outstanding(ins.text)

@@ -56,7 +56,10 @@ class Spaces:
             self.arena.doubts.note_load(at)
 
     def note_store(self, g: Waves, inside: np.ndarray | None) -> None:
-        """Record which waves store. `inside` has flags of active lanes that store, None for all."""
+        """Record which waves store.
+
+        `inside` has a flag for each active lane: whether it stores. None means that all do.
+        """
         if self.arena.doubts is not None:
             self.arena.doubts.note_store(g, inside)
 
@@ -234,7 +237,7 @@ def locate_buffer(
     index = reader(replace(first, count=1), "u32") if is_indexed else None
     offset = None
     if "offen" in ins.modifiers:
-        # If the access has an index and an offset, the index comes first.
+        # If the access has an index and an offset, the index is in the first address register.
         second = replace(first, index=first.index + is_indexed, count=1)
         offset = reader(second, "u32")
 
@@ -344,7 +347,8 @@ def locate_lds(
             return at, None, tags
         message = f"LDS address {int(within.max())} of {limit} bytes"
         spaces.lds.findings.report("lds", message)
-        # On hardware, reads out of range return 0 and writes are discarded (ISA, chapter on LDS).
+        # Continue as hardware does if the finding ends no launch: reads out of range return 0, and
+        # writes are discarded (ISA, chapter on LDS).
         inside = within + size <= limit
         return at[inside], inside, None if tags is None else tags[inside]
 

@@ -10,7 +10,7 @@ native/shadow.h uses the same layout.
 
 import numpy as np
 
-#: First bit of the fields workgroup, barriers passed, and releases.
+#: Lowest bit of three fields of a tag: the workgroup, the barriers passed, and the releases.
 WORKGROUP = 40
 BARRIER = 22
 RELEASE = 8

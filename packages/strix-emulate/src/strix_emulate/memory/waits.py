@@ -200,7 +200,9 @@ def issue_all(
     entry: Outstanding,
     touches: tuple[Touch, ...] = (),
 ) -> None:
-    """Issue an instruction that several counters count. The first counter guarantees the result.
+    """Issue an instruction that several counters count.
+
+    A wait for the first of the counters guarantees the result.
 
     Flat instructions are in order in both counters since GFX10 (LLVM's
     hasFlatLgkmVMemCountInOrder).
@@ -320,7 +322,7 @@ def _postpone(g: Waves, unit: int) -> None:
 
 
 def select(queues: Queues, index) -> Queues:
-    """Return the queues of the waves whose rows `index` has."""
+    """Return the queues of some of the waves. `index` has the rows of these waves."""
     if queues.state.together:
         return Queues(queues.state, list(queues.touched))
     selected = []
@@ -383,7 +385,7 @@ def compile_wait(ins: Instruction, target: Target):
         counter = {"vscnt": STORE, "vmcnt": VM, "lgkmcnt": LGKM}[ins.name[10:]]
         allowed = int(ins.operands[1].value) & 0xFFFF
         return lambda g: wait(g, counter, allowed)
-    # Other bits are for exports, which compute kernels do not have.
+    # The other bits of S_WAITCNT are for exports, which compute kernels do not have.
     bits = int(ins.operands[0].value)
     limits = []
     for name, first, size in target.counters:

@@ -196,7 +196,9 @@ class Waves:
 
 
 def take_scalars(sets: list[Waves], index) -> np.ndarray:
-    """Return a copy of the scalar registers of some waves. `index` counts through all sets.
+    """Return a copy of the scalar registers of some waves.
+
+    `index` has the numbers of these waves, counted through all sets.
 
     Returns:
         (SCALARS, len(index), 1) uint32. General registers that the kernel does not use are 0.

@@ -428,7 +428,8 @@ def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[
         return [second, first]
     if first.handler == HANDLERS["load"]:
         raise Unknown("both loads write the address")
-    # The first operation writes to a spare register, which is copied at the end.
+    # Each operation reads what the other one writes. So the first one writes to a spare register,
+    # which is copied to the target at the end.
     move = COp.from_buffer_copy(first)
     bits = first.target.bits
     move.function = functions[f"v_mov_b{bits}"]

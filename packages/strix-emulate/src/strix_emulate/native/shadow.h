@@ -140,7 +140,8 @@ static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t f
   return 0;
 }
 
-// Calls F, with a number of cells that is a constant for the compiler where possible.
+// Calls F with a number of cells. The usual numbers are constants, so that the compiler can
+// optimise.
 #define BY_COUNT(F, ...)                      \
   (count == 1   ? F(m, first, 1, __VA_ARGS__) \
    : count == 2 ? F(m, first, 2, __VA_ARGS__) \

@@ -210,7 +210,7 @@ class Machine:
             memory.release_tags()
 
     def _prepare_doubts(self) -> None:
-        """Let races be judged by the use of loaded values, if all of the kernel's code is known."""
+        """If all of the kernel's code is known, judge races by the use of the loaded values."""
         uses = self._program.uses
         if self._findings and uses.complete and not self._program.partial:
             self._arena.doubts = Doubts(

@@ -208,7 +208,7 @@ class _Gathered:
 
 
 def select(g: Waves, flags) -> Waves:
-    """Return the waves whose flag is True. If all flags are True, that is `g` itself."""
+    """Return the waves whose flag is True: `g` itself if all flags are True."""
     if flags.all():
         g.tags = None
         return g

@@ -116,7 +116,7 @@ def run_shares(
         try:
             answer = execute(shares[number])
         except (Trap, MemoryError):
-            # Without an answer, the parent repeats the work on one core, which raises this again.
+            # Without an answer, the parent repeats the work on one core, and the error with it.
             return
         if arena.checked:
             _record_touches(rows[number], arena, spans, first_tag)

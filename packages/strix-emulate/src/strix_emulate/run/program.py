@@ -93,7 +93,7 @@ def _exec_is_not_zero(g: Waves):
     return g.either(EXEC) != 0
 
 
-#: Functions on waves that return which waves jump, by conditional branch.
+#: By mnemonic of a conditional branch: function on waves that returns which waves jump.
 _CONDITIONS: dict[str, Callable] = {
     "s_cbranch_scc0": _scc_is_clear,
     "s_cbranch_scc1": _scc_is_set,
@@ -276,7 +276,7 @@ def _make_blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Blo
 def _split_at_control(
     instructions: list[Instruction],
 ) -> tuple[dict[int, Block], dict[int, list[Instruction]]]:
-    """Return blocks without steps by address, and the instructions of each."""
+    """Return the blocks by address, still without steps, and the instructions of each block."""
     starts = set()
     for ins in instructions:
         if ins.name in BLOCK_ENDS:

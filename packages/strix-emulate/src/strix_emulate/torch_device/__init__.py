@@ -109,7 +109,7 @@ def _compile(root: Path, abi: int, output: Path) -> None:
         f"-L{root / 'lib'}",
         "-lc10",
     ]
-    # The compiler must not load the stand-in runtime.
+    # Remove these variables: the compiler must not load the stand-in runtime.
     variables = dict(os.environ)
     variables.pop("LD_PRELOAD", None)
     variables.pop("LD_LIBRARY_PATH", None)
