@@ -33,8 +33,8 @@ _STATES = {
     "listed below",
     "hint": "these entry points return hipSuccess and have no effect",
     "absent": "these entry points return hipErrorNotSupported, as in AMD's runtime",
-    "refused": "these entry points print their names and return hipErrorNotSupported; all later "
-    "calls fail",
+    "refused": "these entry points print their names and return hipErrorNotSupported. All later "
+    "calls then fail",
 }
 #: Entry points that always return hipErrorNotSupported in clr's sources.
 _ABSENT = {

@@ -81,8 +81,8 @@ static struct range **range_at(const char *p) {
     return PLACE(ranges, p >= it->start && p < it->start + it->size);
 }
 
-/* Divides a range into parts that lie in one backing each. For each part, the function adds a view
-   if `add` is true, or removes one user of the backing otherwise. */
+/* Divides a pinned range into parts, each of which lies in one `struct backing`. For each part, the
+   function adds a view if `add` is true, or removes one user of the backing otherwise. */
 static bool each_part(char *start, char *end, bool add) {
     bool right = true;
     for (char *at = start; at < end;) {

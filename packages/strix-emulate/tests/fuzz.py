@@ -357,9 +357,9 @@ def main() -> int:
             print(difference, flush=True)
         gc.collect()
     print(
-        f"{options.count} kernels at {', '.join(LEVELS)} by {engines[-1]}, one of {SHARE} by "
+        f"{options.count} kernels at {', '.join(LEVELS)} by {engines[-1]}, every {SHARE}th by "
         f"{' and '.join(engines)} with all checks: {difference_count} differences, {faults} of "
-        "them by LLVM's faults"
+        "them caused by faults of LLVM"
     )
     return int(difference_count > faults)
 

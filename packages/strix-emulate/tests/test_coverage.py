@@ -51,7 +51,7 @@ NOT_COMPARED = {
         "s_waitcnt_vmcnt",
         "s_waitcnt_lgkmcnt",
     },
-    "releases registers at the end of a program; other messages are refused": {"s_sendmsg"},
+    "the message that releases registers at the end; other messages are refused": {"s_sendmsg"},
     "clocks, aborts and the grid's barrier, which test_device_features.py tests": {
         "s_sendmsg_rtn_b64",
         "s_trap",

@@ -232,14 +232,14 @@ def test_exports_are_those_of_amds_library(folder: Path) -> None:
     paths = [Path(place).resolve() for place in places]
     real = [path for path in paths if path.match("*.so.7.2.*")]
     if not real:
-        pytest.skip("no libamdhip64.so.7.2 of AMD here; STRIX_AMD_HIP can name one")
+        pytest.skip("AMD's libamdhip64.so.7.2 is not installed; set STRIX_AMD_HIP to its path")
     assert _exports(find_library(folder / "lib") / "libamdhip64.so.7") == _exports(real[0])
 
 
 def test_every_name_is_exported_with_its_version(folder: Path) -> None:
     exported = _exports(find_library(folder / "lib") / "libamdhip64.so.7")
     if not HIP.is_dir():
-        pytest.skip("the sources of the stand-in runtime are not here")
+        pytest.skip("the sources of the stand-in runtime are needed, from a checkout")
     assert exported.keys() == load_builder().states().keys()
     expected = {
         "hipMalloc": "hip_4.2",

@@ -98,7 +98,7 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
     assert done.stdout == (
         "of no kernel: hipSuccess\nafter: hipErrorNotSupported, hipErrorNotSupported\n"
     )
-    assert "rounds: rounds other than to nearest even" in done.stderr
+    assert "rounds: does not round to nearest even" in done.stderr
 
 
 def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:

@@ -59,7 +59,7 @@ def unbundle(
             if name not in names:
                 continue
             if len(data) < offset + size:
-                raise LoadError(f"{origin}: cut off, {bundled_target:.80} is not in the file")
+                raise LoadError(f"{origin}: cut off before the end of {bundled_target:.80}")
             budget.take(size)
             blob = data[offset : offset + size]
             blobs.setdefault(name, []).append((f"{origin}:{bundled_target:.80}", blob))

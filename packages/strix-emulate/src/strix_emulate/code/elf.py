@@ -133,7 +133,7 @@ class CodeObject:
             data = self._slice(segment["p_offset"] + address - start, size)
             if len(data) == size:
                 return data
-        raise LoadError(f"{self.origin}: cut off, address {address:#x} is not in the file")
+        raise LoadError(f"{self.origin}: cut off before address {address:#x}")
 
     def metadata(self) -> dict:
         """Return the metadata of all kernels. Raise LoadError if there is none."""

@@ -158,7 +158,7 @@ def parse_elf(
         budget: Budget of the file that contains the code object.
 
     Raises:
-        LoadError: The data is not an ELF file, is damaged, is for another machine, or has an
+        LoadError: The data is not an ELF file, is damaged, is not for a supported GPU, or has an
             unknown version.
     """
     code_object = CodeObject(data, origin, budget or Budget(origin, len(data)))
@@ -309,9 +309,11 @@ def _read_kernel(
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
     width = 32 if properties >> 10 & 1 else 64
     if description.get(".wavefront_size", width) != width:
-        raise LoadError(f"{name}: its descriptor is for waves of {width} lanes")
+        raise LoadError(
+            f"{name}: its descriptor is for waves of {width} lanes, unlike its metadata"
+        )
     if rsrc1 >> 12 & 0xF:
-        raise Unsupported(f"{name}: rounds other than to nearest even")
+        raise Unsupported(f"{name}: does not round to nearest even, the only supported rounding")
     if preload & 0x7F:
         raise LoadError(f"{name}: preloads kernel arguments, which GFX11 cannot do")
     return Kernel(

@@ -28,7 +28,7 @@ VCC_OPERAND = Operand("s", VCC)
 
 
 class Waves:
-    """State of n waves.
+    """Registers and other state of n waves at the same instruction.
 
     Attributes:
         n: Number of waves.

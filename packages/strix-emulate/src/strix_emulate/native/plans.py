@@ -100,7 +100,7 @@ class _Change:
 
 
 class Plan:
-    """The outstanding instructions at each of several ends of the steps.
+    """Which instructions are outstanding after consecutive steps, for several possible last steps.
 
     Attributes:
         rows: Number of rows of the log. Each operation that may be outstanding has a row.
@@ -181,7 +181,7 @@ def follow_counters(
     ends: Iterable[int],
     checks: Findings,
 ) -> dict[int, waits.Queues] | None:
-    """Follow the counters through steps for `Plan`.
+    """Return the wait counters after consecutive steps, for `Plan`. No step is executed.
 
     Args:
         steps: The steps.

@@ -38,7 +38,7 @@ _CACHE = 1 << 20
 
 
 class Machine:
-    """One launch.
+    """Executes one launch.
 
     Attributes:
         service: Function that answers calls of the host while waves wait for them, or None.
