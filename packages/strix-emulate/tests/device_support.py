@@ -46,7 +46,7 @@ def find_clang() -> str:
 def load_builder() -> ModuleType:
     """Import hip/build.py, or skip the test."""
     if not HIP.is_dir():
-        pytest.skip("the sources of the stand-in runtime are needed, from a checkout")
+        pytest.skip("this test needs the stand-in runtime's sources, which only a checkout has")
     spec = importlib.util.spec_from_file_location("build_hip", HIP / "build.py")
     assert spec
     assert spec.loader

@@ -239,7 +239,7 @@ def test_exports_are_those_of_amds_library(folder: Path) -> None:
 def test_every_name_is_exported_with_its_version(folder: Path) -> None:
     exported = _exports(find_library(folder / "lib") / "libamdhip64.so.7")
     if not HIP.is_dir():
-        pytest.skip("the sources of the stand-in runtime are needed, from a checkout")
+        pytest.skip("this test needs the stand-in runtime's sources, which only a checkout has")
     assert exported.keys() == load_builder().states().keys()
     expected = {
         "hipMalloc": "hip_4.2",

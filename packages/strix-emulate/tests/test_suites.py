@@ -9,7 +9,7 @@ import pytest
 
 SUITES = Path(__file__).resolve().parents[1] / "suites"
 if not SUITES.is_dir():
-    pytest.skip("the folder suites is needed, from a checkout", allow_module_level=True)
+    pytest.skip("the folder suites is only in a checkout", allow_module_level=True)
 sys.path.insert(0, str(SUITES))
 
 import programs  # noqa: E402
