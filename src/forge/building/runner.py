@@ -33,7 +33,7 @@ from forge.processes import max_jobs
 from forge.project import WORK_FOLDERS, Project
 from forge.recipes.cost import Cost, read_costs
 from forge.recipes.plan import BUILD, UP_TO_DATE, RecipeSet, Step
-from forge.recipes.recipe import Recipe, list_sources, prepare
+from forge.recipes.recipe import list_sources, prepare
 from forge.sources.cache import SourceCache
 
 # States of a result.
@@ -246,7 +246,7 @@ class Builder:
             number = next(run.numbers)
             version = result.step.recipe.version
             label = f"[{number}/{len(run.fetched)}] {name} {version}"
-            self._build(result.step, label)
+            self._build(result.step, label, run.cost(name))
         self.display.phase("")
         if result.state == BUILT:
             time_left = run.estimate_time_left()
@@ -255,6 +255,7 @@ class Builder:
     def test_packages(self, steps: list[Step]) -> list[Result]:
         """Run the tests inside packages of the channel again, if the packages are up to date."""
         results = []
+        costs = read_costs([step.recipe for step in steps], self.base)
         for step in steps:
             name = step.recipe.name
             result = Result(step, NOT_ATTEMPTED)
@@ -266,7 +267,7 @@ class Builder:
                 log = self.project.logs / f"{name}.test.log"
                 log.unlink(missing_ok=True)
                 packages = [self.channel.path(output) for output in step.outputs]
-                self._test(step.recipe, packages, log)
+                self._test(packages, log, costs.get(name, UNKNOWN))
         return results
 
     @contextlib.contextmanager
@@ -295,12 +296,13 @@ class Builder:
             result.state = FAILED
         result.seconds += time.monotonic() - start
 
-    def _build(self, step: Step, label: str) -> None:
+    def _build(self, step: Step, label: str, cost: Cost) -> None:
         """Build and test the packages of a step and add them to the channel.
 
         Args:
             step: The step.
             label: The beginning of the lines that are shown.
+            cost: The cost of the recipe.
         """
         name = step.recipe.name
         output = self.project.staging / name
@@ -320,7 +322,7 @@ class Builder:
         test_counts = {}
         for path in packages:
             test_counts[path] = Package.from_file(path).test_count
-        self._test(step.recipe, packages, log, output.as_uri())
+        self._test(packages, log, cost, output.as_uri())
         with self.adding:
             self.channel.add(test_counts, step.digest)
         shutil.rmtree(output, ignore_errors=True)
@@ -369,17 +371,17 @@ class Builder:
 
     def _test(
         self,
-        recipe: Recipe,
         packages: list[Path],
         log: Path,
+        cost: Cost,
         *channels: str,
     ) -> None:
         """Run the tests inside packages.
 
         Args:
-            recipe: Their recipe, which may state a time limit.
-            packages: Their files.
+            packages: The packages' files.
             log: The log to which the output is appended.
+            cost: The cost of their recipe, which may limit the time of the tests.
             channels: Channels of a higher priority than those of the project and the base.
         """
         job: dict[str, Any] = {
@@ -391,8 +393,6 @@ class Builder:
                 self.base.channel_url,
             ],
         }
-        costs = read_costs([recipe], self.base)
-        cost = costs.get(recipe.name, UNKNOWN)
         if cost.test_hours is not None:
             job["hours"] = cost.test_hours
         self.run_job(job, log)

@@ -7,7 +7,7 @@ from functools import reduce
 
 from strix_emulate.code.decode import Instruction, Operand
 from strix_emulate.instructions.mnemonics import MEMORY
-from strix_emulate.memory.waits import registers
+from strix_emulate.memory.waits import operand_bits, registers
 
 #: Instructions that write none of their operands.
 _WRITES_NOTHING = re.compile(r"s_cmp|s_bitcmp|s_wait|s_set|s_sendmsg$|s_cbranch|v_cmpx|\w+_store_")
@@ -34,15 +34,6 @@ _COPIES = {
 def branch_target(ins: Instruction) -> int:
     """Return the address to which a branch jumps."""
     return ins.address + ins.size + 4 * int(ins.operands[0].value)
-
-
-def operand_bits(*operands: Operand) -> int:
-    """Return the bit mask of the operands' registers, with the bits of :func:`waits.registers`."""
-    bits = 0
-    for op in operands:
-        if op.kind in ("v", "s"):
-            bits |= registers(op.kind, op.index, op.count)
-    return bits
 
 
 def written_operands(ins: Instruction) -> tuple[Operand, ...]:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from strix_emulate.arithmetic import scalars
 from strix_emulate.code.decode import EXEC, VCC, Instruction
 from strix_emulate.instructions.flow import (
-    operand_bits,
     post_dominators,
     predecessors,
     written_operands,
 )
 from strix_emulate.instructions.mnemonics import has_action
-from strix_emulate.memory.waits import registers
+from strix_emulate.memory.waits import operand_bits, registers
 
 #: All bits: the loaded value decides whether waves execute a store, a barrier or other code with an
 #: effect, so that the value may influence every store.

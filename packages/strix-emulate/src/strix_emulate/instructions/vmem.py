@@ -9,14 +9,22 @@ import numpy as np
 from strix_emulate.code.decode import Instruction, Operand, Unknown
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import atomics
-from strix_emulate.instructions.flow import operand_bits
 from strix_emulate.instructions.microops import NO_OPERATION, Compiled, MicroOp, compiled_for_c
 from strix_emulate.instructions.mnemonics import MEMORY, MemoryKind, has_action
 from strix_emulate.memory import addressing
 from strix_emulate.memory.addressing import Spaces, compile_flat, make_locators
 from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.polls import record_active
-from strix_emulate.memory.waits import LGKM, STORE, VM, Outstanding, issue, issue_all, registers
+from strix_emulate.memory.waits import (
+    LGKM,
+    STORE,
+    VM,
+    Outstanding,
+    issue,
+    issue_all,
+    operand_bits,
+    registers,
+)
 from strix_emulate.memory.waves import ZERO, Waves, reader
 
 #: Numbers of the halves of a register in emulate.c.

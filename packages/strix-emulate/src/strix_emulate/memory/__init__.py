@@ -11,7 +11,6 @@ Modules:
 * ``polls``: the memory cells that waves poll, and the values that they read there.
 * ``scratch``: `Scratch`: memory of single lanes, in which no race is possible.
 * ``shadow``: `Memory`: bytes with a shadow, which records the waves that read and wrote them.
-* ``storage``: `Storage`: bytes without a shadow.
 * ``tags``: access tags, which say which wave accessed a cell, and when.
 * ``waits``: the wait counters, and the registers that outstanding loads will write.
 * ``waves``: `Waves`: registers of waves at the same instruction.
@@ -26,7 +25,6 @@ __all__ = [
     "polls",
     "scratch",
     "shadow",
-    "storage",
     "tags",
     "waits",
     "waves",

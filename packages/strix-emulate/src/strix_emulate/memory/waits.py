@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from strix_emulate.code.decode import NULL, Instruction, Unknown
+from strix_emulate.code.decode import NULL, Instruction, Operand, Unknown
 from strix_emulate.code.target import Target
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.shadow import Touch
@@ -179,6 +179,15 @@ def registers(kind: str, first: int, count: int = 1) -> int:
     """Return the bit mask of registers. Vector registers have bits 0 to 255, scalar ones follow."""
     offset = 256 if kind == "s" else 0
     return ((1 << count) - 1) << (first + offset)
+
+
+def operand_bits(*operands: Operand) -> int:
+    """Return the bit mask of the operands' registers, with the bits of :func:`registers`."""
+    bits = 0
+    for op in operands:
+        if op.kind in ("v", "s"):
+            bits |= registers(op.kind, op.index, op.count)
+    return bits
 
 
 def issue(

@@ -11,11 +11,12 @@ from strix_emulate.code.decode import EXEC, VCC, Instruction, Unknown, decode
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 from strix_emulate.instructions import atomics, crosslane, flow, salu, valu, vmem
-from strix_emulate.instructions.flow import branch_target, operand_bits
+from strix_emulate.instructions.flow import branch_target
 from strix_emulate.instructions.microops import NO_OPERATION, Compiled, compiled_for_c
 from strix_emulate.instructions.steps import Step, Traits
 from strix_emulate.instructions.uses import Uses
 from strix_emulate.memory import addressing, waits
+from strix_emulate.memory.waits import operand_bits
 from strix_emulate.memory.waves import GENERAL_SCALARS, Waves
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
