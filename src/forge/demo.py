@@ -268,7 +268,7 @@ def describe(record: Record) -> Iterator[str]:
     )
     yield from describe_compiled(require_passed(checks, COMPILED))
     yield from describe_executed(require_passed(checks, EXECUTED))
-    yield "All results are right. No GPU was used: an emulator executed gfx1151's instructions."
+    yield "All results are correct. No GPU was used: an emulator executed gfx1151's instructions."
 
 
 def require_passed(checks: Record, name: str) -> Record:

@@ -106,7 +106,7 @@ class Failed(ForgeError):
 
 
 class Refused(ForgeError):
-    """A request contradicts the facts, for example a download with another hash."""
+    """Something breaks a rule or is not what it should be, such as a download with another hash."""
 
     exit_code = 1
 

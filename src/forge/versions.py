@@ -202,8 +202,8 @@ def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> It
 
     Args:
         recipes: All recipes.
-        recipe: The recipe. Its `extra.built_with` maps each file to a mapping from the name of an
-            ARG in that file to our package with this version.
+        recipe: The recipe. Its `extra.built_with` names files, and the ARGs in each file. For each
+            ARG, it names our package of which the ARG states the version.
         release: A release of the recipe's upstream.
         tree: The files of that release.
     """

@@ -201,7 +201,10 @@ def test_sample_is_what_the_package_tests_launch() -> None:
 
 
 def test_only_chosen_images_are_compiled(tmp_path: Path) -> None:
-    """A pattern that matches no image is an error, because it is for another AOTriton version."""
+    """Only images that match a pattern are compiled. A pattern that matches no image is an error.
+
+    Such a pattern was written for another AOTriton version.
+    """
     images = {"attn_fwd/FONLY__x": ["a", "b"], "attn_fwd/FONLY__y": ["c"], "bwd/FONLY__x": ["d"]}
     lines = []
     for name, objects in images.items():
@@ -248,7 +251,8 @@ print(json.dumps([lay_out(*case) for case in json.load(sys.stdin)]))
 _POINTER = ("global_buffer", 8)
 _INT32 = ("by_value", 4)
 _INT64 = ("by_value", 8)
-# The arguments of attn_fwd without Triton's two scratch pointers, and its optional groups.
+# _BASE has the arguments that attn_fwd always takes, without Triton's two scratch pointers. The
+# other lists are optional groups of arguments.
 _BASE = [_POINTER] * 3 + [_INT32] + [_POINTER] * 2 + [_INT64] * 12 + [_INT32] * 3 + [_POINTER] * 2
 _BASE += [_INT32] * 2 + [_POINTER] * 2
 _PADDED = [_INT32] * 2

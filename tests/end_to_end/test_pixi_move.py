@@ -150,7 +150,7 @@ def add_python(channel: Path) -> None:
     for record in data["packages.conda"].values():
         record["purls"] = ["pkg:pypi/numpy"] if record["name"] == "numpy" else []
     index.write_text(json.dumps(data))
-    # The other forms of the index do not have these changes, so they are removed.
+    # Remove the other forms of the index, because they do not have these changes.
     for file in {*index.parent.glob("repodata_*"), *index.parent.glob("*.zst")}:
         file.unlink()
 
@@ -229,7 +229,7 @@ class User:
                     assert is_printed, f"{line}: not in {printed}"
 
     def require_ours(self) -> None:
-        """Require that the page's check and the lock both show our torch."""
+        """Require that the check on the page and the lock both show that our torch is installed."""
         version, hip, file = self.check_torch().split()
         assert f"{version} {hip}" == OURS
         assert Path(file).is_relative_to(self.folder / ".pixi/envs")

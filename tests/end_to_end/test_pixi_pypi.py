@@ -128,7 +128,8 @@ class User:
 
 def read_table(name: str) -> str:
     """Return a table of docs/pypi.md, as users paste it."""
-    # The first block of the page has our tables. A later block is for AMD's own wheels.
+    # The first TOML block of docs/pypi.md has the tables for our packages. A later block is for
+    # users of AMD's own wheels.
     block = re.findall(r"(?ms)^```toml\n(.*?)^```", (CHECKOUT / "docs/pypi.md").read_text())[0]
     (text,) = re.findall(rf"(?ms)^\[{re.escape(name)}.*?(?=^\[|\Z)", block)
     return text
@@ -210,9 +211,11 @@ def test_ours_stays(
 
 @pytest.mark.parametrize("commands", [[], ["lock"]])
 def test_without_the_tables(tmp_path: Path, index: str, commands: list[str]) -> None:
-    """Without the tables, pixi locks PyPI's torch over ours, so the tests above can fail.
+    """Without the tables of docs/pypi.md, pixi locks PyPI's torch over ours.
 
-    Whether a lock exists before `pixi add --pypi` makes no difference.
+    This shows that the tests above can fail. Whether a lock exists before `pixi add --pypi` makes
+    no
+    difference.
     """
     make_packages(tmp_path / "ours", "pytorch", "triton")
     without_purls(tmp_path / "ours")
@@ -336,7 +339,7 @@ def test_each_name_of_ours_on_pypi(pixi: Pixi, index: str, tmp_path: Path, locke
 def test_the_readmes_workspace_on_other_platforms(
     pixi: Pixi, index: str, tmp_path: Path, platforms: Sequence[str]
 ) -> None:
-    """On platforms other than linux-64, which our packages are for, README's workspace also locks.
+    """README's workspace also locks on platforms for which we have no packages.
 
     These platforms get conda-forge's pytorch if the manifest requires pytorch for all platforms,
     and no pytorch otherwise.

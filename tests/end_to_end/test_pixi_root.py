@@ -16,7 +16,7 @@ pytestmark = pytest.mark.pixi
 
 
 class Clone:
-    """The checkout of the release, in which all packages are built.
+    """The release's clone of this repository, in which all packages are built.
 
     pixi locks the root workspace again, from the stand-in for conda-forge.
     """

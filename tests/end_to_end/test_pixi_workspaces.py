@@ -220,7 +220,7 @@ def test_the_image_is_built(release: Release, tmp_path: Path) -> None:
     builder = find_builder()
     folder = copy_stack("attention", tmp_path)
     fit(folder / "pixi.toml")
-    Pixi(tmp_path / "home", release.mirrors)  # Writes pixi's configuration to this home folder.
+    Pixi(tmp_path / "home", release.mirrors)  # writes pixi's configuration into the home folder
     tags = []
 
     def build_image(name: str, context: Path) -> str:

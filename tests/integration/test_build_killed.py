@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A build is completed after the driver was killed, or the disk failed, at one system call."""
+"""After the driver was killed or the disk failed at a system call, the next build does the rest."""
 
 import errno
 import os

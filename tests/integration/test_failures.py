@@ -23,7 +23,7 @@ def test_failing_script(project: MiniProject) -> None:
     project.recipe("alpha", script="seq 100\nsleep 1\necho $CPU_COUNT, the cause >&2\nexit 7\n")
     project.recipe("beta", run=["alpha"])
     project.recipe("delta")
-    done = project.forge("build-all", code=1, MAX_JOBS="1")  # one recipe at a time
+    done = project.forge("build-all", code=1, MAX_JOBS="1")  # builds one recipe at a time
     log = project.root / "build" / "logs" / "alpha.log"
     assert str(log) in done.stdout and "\n1, the cause" in log.read_text()
     log_lines = [line for line in done.stdout.splitlines() if line.startswith("  | ")]
@@ -50,7 +50,8 @@ def test_what_the_base_cannot_build_is_refused_before_anything_is_built(
     assert "not started: beta: the host base has no nowhere" in done.stderr
     assert project.packages() == set()
     done = project.forge("build-all")
-    assert "[1/1] alpha 1.0: built" in done.stdout, "a recipe that is not attempted has no number"
+    message = "recipes that are not attempted must not be counted"
+    assert "[1/1] alpha 1.0: built" in done.stdout, message
 
 
 def wait_for_other(own: Path, other: Path) -> str:

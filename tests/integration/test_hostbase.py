@@ -26,7 +26,7 @@ def test_base_channel_is_host_bound_and_recorded(project: MiniProject) -> None:
 
 
 def test_compilers_resolve_unchanged(project: MiniProject) -> None:
-    """A recipe requires compiler('c') and stdlib('c') as on conda-forge, and gets the machine's."""
+    """A recipe's compiler('c') and stdlib('c'), unchanged, resolve to this machine's compilers."""
     recipe = project.recipe("hello", test="hello | grep -q 42 && hello-cxx | grep -q 42")
     text = (recipe / "recipe.yaml").read_text().replace("  noarch: generic\n", "")
     names = [f'"${{{{ {name} }}}}"' for name in ("compiler('c')", "compiler('cxx')", "stdlib('c')")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Tests that read the whole tree pass after pip has installed both products from a clone."""
+"""Tests that read the whole tree pass after pip has installed the products from a clone."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ TESTS = (
 
 @pytest.fixture
 def clone(tmp_path: Path, host_base: None) -> Path:
-    """A clone in which pip has built both products, with setuptools from build/sources."""
+    """A clone in which pip has built the emulator and the validator, with local setuptools."""
     root = tmp_path / "clone"
     copy_checkout(root, packages=False)
     for words in ("init -q", "add -A"):

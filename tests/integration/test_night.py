@@ -55,7 +55,7 @@ class Owner:
         requests: The paths that were requested from conda-forge.
         root: The clone.
         output: The folder of the night.
-        marks: A folder for the scripts that kill the night.
+        marks: A folder for the scripts that kill tools/night.py.
         home: The owner's home folder.
         pid: A file with the process id of the night.
         project: The clone, as a project.
@@ -80,7 +80,7 @@ class Owner:
         self.write_recipes(root, conda_forge)
 
     def write_killer(self, name: str) -> Path:
-        """Write a script that kills the night when it runs for the first time."""
+        """Write a script that kills tools/night.py when the script runs for the first time."""
         script = self.marks / name
         script.write_text(KILL.format(mark=script, pid=self.pid))
         return script
@@ -175,7 +175,10 @@ KILLS = {
 
 @needs_time
 def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
-    """The night ends with the archive. A failed package costs only the packages that require it."""
+    """After seven kills, a last run of tools/night.py completes the archive.
+
+    A failed package costs only the packages that require it.
+    """
     for point, number in KILLS.items():
         done = owner.run_night(number)
         assert done.returncode == -signal.SIGKILL, f"{point}: {done.stdout}{done.stderr}"
@@ -192,7 +195,7 @@ def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
     assert '"passed": 7' in files["night/evidence/one/record.json"]
     published = {path.name.split("-1.0")[0] for path in owner.output.glob("channel/*/*.conda")}
     assert published == {"alpha", "beta", "strix-validate"}
-    assert len(list(owner.marks.glob("*.done"))) == 3, "a script did not kill the night"
+    assert len(list(owner.marks.glob("*.done"))) == 3, "a script did not kill tools/night.py"
     assert owner.requests.count("/alpha-1.0.tar.gz") == 1, "a source was fetched twice"
 
     (owner.root / "recipes/broken/mended").touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run both products' tests of damaged data with the seed FORGE_SEED.
+"""Run the emulator's and the validator's tests of damaged data with the seed FORGE_SEED.
 
 The package tests of the products always use the same seed.
 """

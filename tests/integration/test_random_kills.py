@@ -135,7 +135,10 @@ class Case:
         self.after = State.read(self.world.root)
 
     def run(self, command: str, call: int = 0) -> Ended:
-        """Run a command. If `call` is not 0, end its process group at the call of that number."""
+        """Run a command. If `call` is not 0, kill its process group at the call of that number.
+
+        The calls are counted as in faults.c.
+        """
         self.counts.write_bytes(bytes(8))
         if not call:
             return self.world.run(command, FAULT="", FAULT_COUNT="", **self.variables)

@@ -389,7 +389,7 @@ def test_each_command_requires_the_mark(tmp_path: Path, command: str) -> None:
 
 
 def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
-    """The overlay prints what it switches off, and changes the check of torch's configuration."""
+    """The overlay prints which parts of torch it switches off, and torch's check expects this."""
     printed = place.apply_overlay(thin_torch)
     added = " ".join(line for line in printed.splitlines() if line.startswith("+"))
     for name in (*thin_torch.OFF, "USE_KINETO", "USE_MKLDNN"):
@@ -631,7 +631,7 @@ def test_a_users_command_has_all_its_words(place: checkout.Place) -> None:
 
 
 def test_a_night_is_that_of_the_copy(place: checkout.Place) -> None:
-    """The night of the copy uses the stand-in as conda-forge, and runs without a GPU.
+    """The copy's tools/night.py uses the stand-in for conda-forge, and runs without a GPU.
 
     It writes only into the rehearsal's folder, and its exit code is passed on.
     """

@@ -218,7 +218,7 @@ def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
 
 
 def link_library(name: str, *needs: str) -> Callable[[Path], object]:
-    """Return a function that links a library of a tree again, with these requirements."""
+    """Return a function that links a library of a tree again, so that it requires only `needs`."""
     return lambda source: sdk_tree.library(source / name, [*needs])
 
 

@@ -29,7 +29,7 @@ class DamagingHandler(QuietHandler):
     in the middle.
     """
 
-    # The number of downloads that broke off, by N and path.
+    # How many downloads have broken off, by the N of /cut/N and the path of the file.
     breaks: ClassVar[Counter[str]] = Counter()
 
     def do_GET(self) -> None:
@@ -124,7 +124,7 @@ def test_every_flipped_byte_is_found(url: str, channel: Path, tmp_path: Path) ->
     good.lock()
 
     def install(fault: tuple[Path, int]) -> tuple[str, str]:
-        """Install with a fault, which must fail; return the package's URL and the message."""
+        """Run an install that must fail for a fault; return the package's URL and the message."""
         file, position = fault
         flipped_url = f"{url}/flip/{position}/{file.name}"
         stack = workspace(tmp_path / file.stem / str(position), flipped_url)

@@ -200,16 +200,16 @@ stage pack
 
 
 def write_staged_recipe(project: MiniProject, slow: str, folder: Path, host: str = "[]") -> Path:
-    """Write a recipe in stages.
+    """Write a recipe whose build script runs several stages.
 
     Args:
         project: The project.
-        slow: The stage in which the time is up.
+        slow: The stage that does not end before the time of --stop-after is up.
         folder: The folder for the log.
         host: The host requirements.
 
     Returns:
-        The log of the stages that begin.
+        The log, to which each stage appends its name when it begins.
     """
     log = folder / "log"
     script = STAGED.format(log=log, note=folder / "note", slow=slow, time_is_up=TIME_IS_UP)
@@ -269,7 +269,7 @@ def test_what_has_changed_begins_anew(change: str, project: MiniProject, tmp_pat
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_what_stays_of_a_stopped_build(is_same: bool, tmp_path: Path) -> None:
-    """The packages of a finished Python and the build tree stay, if the job is the same.
+    """If the job is unchanged, the packages of finished Pythons and the build's work folder stay.
 
     A package that was being written is removed. If the job has changed, all files are removed.
     """

@@ -110,9 +110,9 @@ def test_upstream_does_not_find_the_gpu(trees: tuple[Path, Path], python: Path) 
 def test_other_counts_of_memory_are_wrong(
     trees: tuple[Path, Path], python: Path, tmp_path: Path
 ) -> None:
-    """The check fails if vLLM counts memory in another way.
+    """The check fails if vLLM counts memory in one of two wrong ways.
 
-    It may count that of an integrated GPU as upstream does for CUDA, or take Strix Halo for a
+    These are upstream's count for an integrated GPU, which is meant for CUDA, and the count for a
     discrete GPU.
     """
     upstream, patched = trees

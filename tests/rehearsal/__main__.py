@@ -84,7 +84,7 @@ def forge(context: typer.Context, folder: Folder) -> None:
 
 @app.command()
 def night(folder: Folder) -> None:
-    """Run the owner's night on the copy, without a GPU, into DIR/night (see docs/owner.md)."""
+    """Run the copy's tools/night.py without a GPU, into DIR/night (see docs/owner.md)."""
     raise typer.Exit(checkout.Place.at(folder).run_night())
 
 

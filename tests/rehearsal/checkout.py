@@ -180,10 +180,10 @@ class Place:
         edits = [
             # The recipe gets the hash of the stand-in for AMD's archive.
             (RECIPE, r'(?<=\n)( +sha256: )[^\n]*"4feabd9f[^\n]*', rf"\g<1>{sha256}"),
-            # Build strings get a mark, so that packages of a rehearsal can be recognized.
+            # Build strings begin with REHEARSED, so that packages of a rehearsal can be recognized.
             (BASES, r'(tag = HOST_BOUND if is_host else) ""', rf'\1 "{REHEARSED}"'),
-            # The copy publishes only packages with the mark. The real driver refuses to publish
-            # packages with the mark.
+            # The copy publishes only packages with this prefix. The real driver refuses to publish
+            # packages with it.
             (GATE, r"if build\.startswith\(REHEARSED\)", "if not build.startswith(REHEARSED)"),
             # Packages are built only for Debian's version of Python, and sources come from PyPI.
             (VARIANTS, r"(?<=\npython:\n)(  - [^\n]*\n)+", f'  - "{PYTHON}.* *_{tag}"\n'),
@@ -200,8 +200,8 @@ class Place:
             text, count = re.subn(old, new, file.read_text())
             if count != 1:
                 raise Refused(
-                    f"{name} must contain the text that the overlay replaces once, but contains "
-                    f"it {count} times: {old}"
+                    f"the overlay replaces a text that {name} must contain exactly once, but "
+                    f"contains {count} times: {old}"
                 )
             file.write_text(text)
             changed_names.append(name)
@@ -225,7 +225,7 @@ class Place:
         return f"overlay/{module.FOLDER}: {note}\n"
 
     def _allow_mark_in_requirements(self) -> list[str]:
-        """Change requirements of torch with the build string `rocm*`, so that they accept the mark.
+        """Change requirements of torch with the build string `rocm*` to accept REHEARSED before it.
 
         Returns:
             The names of the changed files.

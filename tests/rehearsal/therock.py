@@ -75,7 +75,7 @@ MOVES: trees.Moves = [
     ),
     # Each version of Debian's clang has the device libraries.
     (r"usr/lib/llvm-\d+/lib/clang/22/(?:lib/)?amdgcn/(.*)", r"lib/llvm/amdgcn/\1"),
-    # These are links to folders of llvm-22.
+    # usr/lib/clang has only links to folders of llvm-22.
     (r"usr/lib/clang/.*", None),
     (r"usr/lib/llvm-22/lib/libLLVM(.*)", r"lib/llvm/lib/libLLVM\1"),
     (r"usr/lib/llvm-22/(?:lib/cmake|share|build|lib/python3|include)/.*", None),

@@ -13,11 +13,11 @@ MULTIARCH = "usr/lib/x86_64-linux-gnu"
 # Patterns of paths, with targets. A file goes to the target of the first pattern that matches its
 # whole path. If the target is None, the file is left out.
 Moves = Sequence[tuple[str, str | None]]
-# Matches the steps from a CMake file up to the prefix. Without the folder of Debian's triple, there
-# must be one step less.
+# Matches four steps from a CMake file up to the prefix. The tree has no folder for Debian's triple,
+# so three steps are left.
 FOUR_STEPS = re.compile(r'(get_filename_component\((\w+) "\$\{\2\}" PATH\)\n)\1{3}')
-# Matches such steps that are written as a path. hip-lang has five steps, because it counts from the
-# file and not from the file's folder.
+# Matches four or more steps to the prefix that are written as the path ../../../.. In hip-lang, the
+# path has five steps, because it begins at the file and not at the file's folder.
 FOUR_UP = re.compile(r"\.\./(?:\.\./){3}")
 # Matches a comparison in a CMake file with the original prefix, which is /usr.
 ORIGINAL = re.compile(r"get_filename_component\(_realCurr .*?unset\(_realCurr\)\n", re.DOTALL)
@@ -70,7 +70,8 @@ def _place(name: str, target: Path, moves: Moves, tree: Path) -> None:
                 continue
             inside = find_target(os.path.relpath(destination, root), moves)
             if inside and tree / inside == target:
-                # The link and its file have the same target. The file is copied under its own path.
+                # The link and the file behind it would become the same file of the tree. The file
+                # is copied when its own path is laid out.
                 return
             if inside and destination.exists():
                 target.symlink_to(os.path.relpath(tree / inside, target.parent))

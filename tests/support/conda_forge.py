@@ -126,7 +126,7 @@ class Rendered:
         return CONFLICTING.get(self.python, {}).get(recipe, set())
 
     def pinned(self, spec: str) -> str:
-        """Return a bare name with the version that rattler-build takes from the variants."""
+        """Return a package name with the version that rattler-build takes from the variants."""
         key = spec.replace("-", "_")
         if key not in self.variants.keys():  # noqa: SIM118  VariantConfig has no __contains__
             return spec

@@ -57,7 +57,7 @@ def library(folder: Path) -> Path:
 
 
 class Forks:
-    """A context manager that starts and ends the process that forks.
+    """A context manager for the process that runs each command in a fork of itself.
 
     Args:
         preload: The compiled faults.c, or None if no call has to fail.

@@ -58,7 +58,7 @@ T_REDIRECTS = "tests/unit/test_redirects.py"
 T_WORKFLOWS = "tests/unit/test_workflows.py"
 
 GUARDS = [
-    # Against a hostile mirror, network or server.
+    # Guards against a hostile mirror, network or server.
     Guard(
         CACHE,
         "        _require_same(archive, record)\n",
@@ -181,7 +181,7 @@ GUARDS = [
         "            pass\n",
         "tests/unit/test_credentials.py::test_manifests",
     ),
-    # Against a hostile recipe.
+    # Guards against a hostile recipe.
     Guard(
         RECIPE,
         '    if "url" not in source or "sha256" not in source:\n',
@@ -248,7 +248,7 @@ GUARDS = [
         "if True",
         f"{T_GIT}::test_the_environment",
     ),
-    # Against a hostile package.
+    # Guards against a hostile package.
     Guard(
         PACKAGE,
         """            if not is_plain(name) or name.split("/")[0] == "info":\n""",
@@ -309,7 +309,7 @@ GUARDS = [
         "",
         f"{T_PLACES}::test_installed_by_us",
     ),
-    # Against packages that must not be published.
+    # Guards against packages that must not be published.
     Guard(
         GATE,
         "    require_confined(places)\n",
@@ -440,7 +440,7 @@ GUARDS = [
         "",
         f"{T_PUBLISH}::test_an_untested_channel_is_called_so",
     ),
-    # Of our workflows and our machines.
+    # Guards of our workflows and our machines.
     Guard(
         ".github/workflows/release.yml",
         "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1\n"

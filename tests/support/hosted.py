@@ -209,7 +209,7 @@ def make_conda_forge(folder: Path) -> None:
     """Write a channel with a stub for each Python. The driver solves each plan with it."""
     content = folder.parent / "content"
     content.mkdir()
-    (content / "python").write_text("stands for the real one in tests\n")
+    (content / "python").write_text("a stub that replaces Python in tests\n")
     for subdir in SUBDIRS:
         (folder / subdir).mkdir(parents=True)
     for version, build in (("3.12.0", "0_cpython"), ("3.13.0", "0_cp313")):

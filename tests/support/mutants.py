@@ -77,7 +77,7 @@ def texts(valid: bytes, stream: int, count: int) -> Iterator[bytes]:
 
 
 def _change(root: list[Any], rng: random.Random) -> None:
-    """Change one place below a value: delete, replace, rename or nest it."""
+    """Change one place inside a value: delete, replace, rename or nest it."""
     places = list(_places(root))
     container, key = rng.choice(places)
     kind = rng.randrange(6)
@@ -98,7 +98,7 @@ def _change(root: list[Any], rng: random.Random) -> None:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each (container, key) below a value."""
+    """Yield each (container, key) inside a value."""
     todo = [value]
     while todo:
         container = todo.pop()

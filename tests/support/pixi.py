@@ -84,7 +84,7 @@ def fit(manifest: Path) -> Path:
         text = text.replace('amdgpu = "gfx1151"', old)
         text = re.sub(r"(?m)^requires-pixi = .*\n", "", text)
         note = f"pixi {version()} is older than {manifest.parent.name}/pixi.toml requires"
-        warnings.warn(f"{note} ({required}): tested with {old} for amdgpu", stacklevel=2)
+        warnings.warn(f"{note} ({required}), so amdgpu is replaced by {old}", stacklevel=2)
     text = text.replace('python = "3.12.*"', f'python = "{PYTHON}.*"')
     manifest.write_text(text)
     return manifest

@@ -49,7 +49,7 @@ SHARED = {
     # The VA-API driver, which libva loads by name from its own folder. It needs the next library.
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gallium_drv_video.so": ["librocm_sysdeps_drm.so.2"],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_drm.so.2": [],
-    "lib/rocm_sysdeps/lib/librocm_sysdeps_numa.so.1": [],  # rocSHMEM loads it at run time.
+    "lib/rocm_sysdeps/lib/librocm_sysdeps_numa.so.1": [],  # rocSHMEM loads this library.
     "lib/librocdecode.so.1": ["librocm_sysdeps_va.so.2"],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_gmp.so.10": [],
     "lib/rocm_sysdeps/lib/librocm_sysdeps_mpfr.so.6": ["librocm_sysdeps_gmp.so.10"],
@@ -108,7 +108,7 @@ def make(root: Path) -> Path:
 
 
 def library(path: Path, needs: list[str]) -> None:
-    """Link a shared library that needs libstdc++ and others. The others do not have to exist."""
+    """Link a shared library that needs libstdc++ and other libraries, which need not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     soname = path.name if path.suffix != ".15" else "libamdhip64.so.7"
     for name in needs:

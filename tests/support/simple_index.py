@@ -22,8 +22,8 @@ ADDED = {
     "torchmetrics": ("torch>=2.0.0,<3", "numpy>1.20.0"),
     "trl": ("accelerate>=0.1",),
 }
-# A workspace with one of these packages cannot be locked without our torchvision. With one of the
-# last two it can never be locked, because they need wheels for CUDA.
+# A workspace with one of these packages cannot be locked without our torchvision. With xformers or
+# unsloth it can never be locked, because they need wheels for CUDA.
 REFUSED = {
     "timm": ("torch", "torchvision"),
     "open-clip-torch": ("torch>=2.0", "torchvision", "timm"),

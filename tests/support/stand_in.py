@@ -171,7 +171,7 @@ def _make_packages(base: dict[str, dict[str, Any]], lists: list[Path]) -> None:
 
 
 def _unmarked(file: Path) -> Path:
-    """Copy a package of the host base to PACKAGES, once, without the mark in its build string."""
+    """Copy a package of the host base to PACKAGES without HOST_BOUND in its build string, once."""
     name, version, build = file.stem.rsplit("-", 2)
     build = build.removeprefix(HOST_BOUND)
     target = PACKAGES / f"{name}-{version}-{build}.conda"

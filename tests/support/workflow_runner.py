@@ -80,7 +80,7 @@ class Run:
         self.id, self.attempt = hub.runs, 0
         self.artifacts = hub.folder / "artifacts" / str(self.id)
         self.outcomes: dict[str, Outcome] = {}
-        self.earlier: dict[str, Outcome] = {}  # The outcomes that this attempt keeps.
+        self.earlier: dict[str, Outcome] = {}  # Outcomes that this attempt keeps.
         self.log: list[str] = []
         self.event = "workflow_dispatch"
 

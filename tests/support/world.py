@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A project with everything that its commands change, to kill commands or make its disk fail."""
+"""A project, its channels and a stack, for tests that kill commands or make the disk fail."""
 
 import re
 import shutil

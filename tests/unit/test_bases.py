@@ -119,7 +119,7 @@ def test_what_the_base_provides_is_not_an_unknown_name(tmp_path: Path) -> None:
 
 
 def test_help_names_the_defaults() -> None:
-    """The help has its words in brackets. Rich would remove them if they were not escaped."""
+    """The help of an option for a channel states its default."""
     for arguments in ([], ["lock"]):
         shown = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
         assert "(default: channel/)" in shown

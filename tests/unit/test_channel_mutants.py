@@ -43,7 +43,8 @@ def mutate_json(content: bytes, stream: int, trees_count: int, texts_count: int)
 
     Args:
         content: The file.
-        stream: The stream of the first mutants (support.mutants). The others have the next one.
+        stream: The random stream of the mutants with changed values (support.mutants). Those with
+            damaged text use the next stream.
         trees_count: The number of mutants with changed values.
         texts_count: The number of mutants with damaged text.
     """

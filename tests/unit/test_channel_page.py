@@ -198,7 +198,7 @@ def test_a_run_on_the_gpu_proves_the_file_that_it_had(
     [(360, "light"), (360, "dark"), (800, "light"), (1280, "light"), (1280, "dark")],
 )
 def test_it_fits(target: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    """Chromium shows the page and its tables without overflow, in the colours of the scheme."""
+    """Chromium shows the page and its tables without overflow, in the light and the dark scheme."""
     text = html.escape((target / "index.html").read_text(), quote=True)
     frame = tmp_path / "frame.html"
     frame.write_text(

@@ -121,7 +121,7 @@ def test_a_record_in_words() -> None:
 def test_what_did_not_pass_is_an_error(
     number: int, state: str, error: type[Exception], code: int
 ) -> None:
-    """A check that did not pass is an error, and no line states that the results are right."""
+    """A check that did not pass is an error, and no line states that the results are correct."""
     record = copy.deepcopy(RECORD)
     check = record["checks"][number]
     check |= {"state": state, "reason": "no disassembler", "measured": {}}
@@ -132,4 +132,4 @@ def test_what_did_not_pass_is_an_error(
     del record["checks"][number]
     with pytest.raises(NotAttempted, match="the validator did not run it"):
         lines.extend(demo.describe(record))
-    assert not any("right" in line for line in lines)
+    assert not any("correct" in line for line in lines)

@@ -105,7 +105,10 @@ def test_requirements_lock_what_pyproject_has() -> None:
 
 
 def test_pixi_lock_has_a_version_of_each_binding() -> None:
-    """The versions satisfy pyproject.toml. test_locked_bindings.py runs tests with them."""
+    """pixi.lock has a version of each binding, and pyproject.toml allows this version.
+
+    test_locked_bindings.py runs tests with these versions.
+    """
     requirements = declared()
     versions = locked()
     assert set(versions) == set(BINDINGS)

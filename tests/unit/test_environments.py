@@ -154,7 +154,7 @@ def test_a_missing_package(mini: MiniProject, solve: Solve, kind: str) -> None:
 
 
 def test_a_package_that_is_too_old(mini: MiniProject, solve: Solve) -> None:
-    """The reason has the newest version in conda-forge, in either subdir."""
+    """The reason states conda-forge's newest version of the package, in whichever subdir it is."""
     recipe(mini, "alpha", run=["gamma >=2.2,<3", "delta >=2"])
     recipe(mini, "beta", run=["gamma"])
     older = ("gamma", "2.0", "py_0", [])
@@ -213,7 +213,7 @@ ZETA: list[Package] = [
 
 
 def test_a_conflict_in_the_second_test_with_one_python(mini: MiniProject, solve: Solve) -> None:
-    """Only the environment of the second test, with Python 3.13, cannot be solved."""
+    """Only the environment of alpha's second test cannot be solved, and only with Python 3.13."""
     tests = [{"script": ["true"], "requirements": {"run": specs}} for specs in ([], ["zeta"])]
     recipe(mini, "alpha", tests, host=["python"], run=["python", "gamma >=2"])
     recipe(mini, "beta", host=["python"], run=["python", "zeta"])

@@ -254,7 +254,7 @@ def make_record(**changed: object) -> record.Record:
 
 
 def select_tiers(*tiers: str) -> dict[str, object]:
-    """Return the fields that differ in the record of a run of only these tiers."""
+    """Return the fields of a record that change if only these tiers are run."""
     checks = [each for each in json.loads(make_record().dump())["checks"] if each["tier"] in tiers]
     summary = {
         "passed": len(checks),

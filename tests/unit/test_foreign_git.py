@@ -153,7 +153,7 @@ def hostile(tmp_path: Path) -> Hostile:
 
 
 def test_the_canary_sings(hostile: Hostile) -> None:
-    """git itself does run the program of such a repository, and the canary shows it."""
+    """git itself runs the program that a hostile repository names, and so makes the canary file."""
     hostile.configure(CONFIGURATIONS["a promisor by uploadpack"])
     hostile.lose()
     command = ["git", "-C", hostile.repository, "cat-file", "-p", f"{hostile.commit}:text"]
@@ -354,7 +354,7 @@ def test_what_is_no_commit(hostile: Hostile) -> None:
 
 
 def test_a_server(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over HTTP, git uses the user's configuration, such as a mirror, but no other protocol."""
+    """git follows a mirror in the user's configuration over HTTP, but not over other protocols."""
     bare = hostile.folder / "www/demo.git"
     run_git(hostile.repository, "tag", "v1")
     subprocess.run(["git", "clone", "-q", "--bare", hostile.repository, bare], check=True)

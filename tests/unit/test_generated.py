@@ -53,7 +53,7 @@ def find_stale(project: Path) -> list[str]:
 
 
 def parse_manifests(text: str) -> list[dict[str, Any]]:
-    """Return the data of each manifest in a page, or of the manifest that the text is."""
+    """Return the data of the manifests in a text: of each one in a page, or of the text itself."""
     blocks = text.split("```toml\n")[1:] if "```toml" in text else [text]
     parsed = [tomllib.loads(block.split("\n```")[0]) for block in blocks]
     return [data.get("tool", {}).get("pixi", data) for data in parsed]
@@ -65,9 +65,9 @@ def test_the_copies_are_up_to_date() -> None:
 
 @pytest.mark.parametrize("name", COPIES)
 def test_a_copy_has_every_name(name: str) -> None:
-    """Each copy excludes the names on PyPI of our packages, and of packages that need CUDA.
+    """Each copy of the tables hides PyPI's packages that have our names or need CUDA.
 
-    It also has the mapping of our packages to their names on PyPI.
+    It also maps our packages to their names on PyPI.
     """
     manifests = parse_manifests((CHECKOUT / name).read_text())
     (data,) = (manifest for manifest in manifests if "pypi-exclude-newer" in manifest)
@@ -137,7 +137,10 @@ def test_several_stacks_keep_their_tables() -> None:
 
 
 def test_versions_of_our_packages_are_replaced() -> None:
-    """A version keeps its number of parts. Other lines are not changed."""
+    """A version of our package in a manifest becomes the recipe's, with as many parts as before.
+
+    Lines without such a version are not changed.
+    """
     recipe = SimpleNamespace(output_names=["alpha", "libalpha"], version="2.14.1.post3")
     unchanged = 'beta = "1.2.*"\nalpha = "*"\nalpha = ">=1.2"\nmy-alpha = "1.2.*"\n'
     text = f'alpha = "2.13.*"   # why\nlibalpha = "2.13.0.post2.*"\n{unchanged}'

@@ -11,7 +11,7 @@ from support.project import CHECKOUT
 from forge.cli.building import remove_leftovers
 from forge.cli.context import Context
 
-# The paths that are removed, by the lock file that a running command would hold.
+# The leftovers that are removed, by the lock file that a running command would hold.
 LEFTOVERS = {
     "build/.lock": {
         "build/staging/killed",
@@ -40,7 +40,8 @@ LEFTOVERS = {
     "cache/pkgs/a-1-0.lock": {"cache/pkgs/.a-1-0aBcDeF"},
     "build/sources/.forge-x/.lock": {"build/sources/.forge-x"},
 }
-# Locks that include other locks. While such a lock is held, the leftovers of all of them stay.
+# Locks, each with the locks that it includes. While a lock is held, neither its own leftovers nor
+# those of the included locks are removed.
 WIDER = {
     "channel/.lock": {"build/.lock"},
     "cache/pkgs/.cache.lock": {"cache/pkgs/a-1-0.lock"},

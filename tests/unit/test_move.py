@@ -25,7 +25,7 @@ SECTION = PAGE.split("## From conda-forge's PyTorch\n")[1]
 START = tomllib.loads(re.findall(r"(?ms)^```toml\n(.*?)^```", SECTION)[0])
 ADDED = re.findall(r"(?m)^pixi add (.*)", SECTION)[0].split()
 REMOVED = re.findall(r"(?m)^pixi remove --no-install (.*)", SECTION)[0].split()
-# The requirements of a workspace, and whether they cannot be solved with our channel first.
+# Cases: the requirements of a workspace, and whether solving fails if our channel comes first.
 STARTS: dict[str, tuple[dict[str, Any], bool]] = {
     "the page's own": (START["dependencies"], False),
     "any": ({"pytorch": "*"}, False),

@@ -48,7 +48,7 @@ check = { cmd = "true", description = "x" }
 more = ["more"]
 bare = { features = ["more"], no-default-feature = true }
 """
-# The packages of the small lock.
+# The packages to which make_small_lock reduces this repository's lock.
 LOCKED = {"tzdata", "ca-certificates", "_openmp_mutex", "libgomp"}
 SIMPLE = '[workspace]\nchannels = ["conda-forge"]\nplatforms = ["linux-64"]\n[dependencies]\n'
 Record = Callable[[str, object], None]
@@ -76,7 +76,7 @@ def mutate_manifest() -> Iterator[bytes]:
 
 
 def has_valid_values(manifest: Manifest) -> bool:
-    """Return whether the values are of the form on which solving and installing depend."""
+    """Return whether the values of a manifest have the form that solving and installing rely on."""
     for name, specs in manifest.environments.items():
         if not re.fullmatch(r"[a-z0-9-]+", name):
             return False

@@ -171,9 +171,9 @@ def test_a_configuration_that_cannot_be_read_is_named(home: Path, text: str) -> 
 
 
 def test_a_solver_asks_an_index_twice(home: Path) -> None:
-    """A solver asks for an index only twice. It shows no progress, so more would look like a hang.
+    """A solver requests an index at most twice. With more attempts, it would seem to hang.
 
-    Downloads are attempted more often.
+    A solver shows no progress. Downloads are attempted more often.
     """
     requests: list[str] = []
 

@@ -92,7 +92,7 @@ def owner(tmp_path: Path) -> Owner:
 
 
 def test_a_night(owner: Owner) -> None:
-    """A night runs each step and packs all logs. A second night runs each step again."""
+    """tools/night.py runs each step and packs all logs. A second run repeats each step."""
     log = owner.root / "build/logs/alpha.log"
     log.parent.mkdir(parents=True)
     log.write_text("compiled\n")
@@ -140,7 +140,7 @@ def test_a_step_that_fails(fails: str, steps: list[str], owner: Owner) -> None:
 
 @needs_time
 def test_thirty_kills(tmp_path: Path) -> None:
-    """After a kill there is a complete archive, and the next night succeeds.
+    """After a kill there is a complete archive, and the next run succeeds.
 
     Only a kill before one of the first four operations leaves no archive. To reserve disk space for
     the archive, the script removes a file and writes a file. Then it writes the archive into this
@@ -203,7 +203,7 @@ DAMAGE: dict[str, Callable[[Owner], None]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_folder(damage: str, owner: Owner) -> None:
-    """A damaged file does not stop the night. A folder in the place of a file is moved aside."""
+    """A damaged file does not stop tools/night.py. A folder in a file's place is moved aside."""
     DAMAGE[damage](owner)
     done = owner.night()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -338,7 +338,7 @@ def test_a_gpu_that_its_owner_may_not_open(owner: Owner) -> None:
 
 
 def begin(owner: Owner) -> subprocess.Popen[str]:
-    """Start a night whose build does not end, and wait until the build has started."""
+    """Start tools/night.py with a build that does not end, and wait until the build has started."""
     night = subprocess.Popen(
         [sys.executable, *owner.words()],
         env=os.environ | {"ENDLESS": "build-all"},
@@ -357,9 +357,9 @@ def test_two_nights_at_once(owner: Owner) -> None:
 
 
 def test_a_step_ends_with_its_night(owner: Owner) -> None:
-    """A step ends when its night is killed.
+    """A running step ends when tools/night.py is killed.
 
-    Otherwise it would hold the driver's lock, and the next night would fail.
+    Otherwise the step would hold the driver's lock, and the next run of tools/night.py would fail.
     """
     with begin(owner) as night:
         (child,) = Path(f"/proc/{night.pid}/task/{night.pid}/children").read_text().split()

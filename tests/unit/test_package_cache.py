@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The driver puts packages into rattler's package cache, if it can, and removes its leftovers."""
+"""The driver fills rattler's package cache if it can, and removes leftovers from it."""
 
 import errno
 import json
@@ -88,10 +88,10 @@ def test_what_a_killed_process_left_goes(archive: Path) -> None:
 
 
 def test_what_a_killed_check_of_patches_left_goes(archive: Path, tmp_path: Path) -> None:
-    """Applying patches, too, removes what a killed process left.
+    """Applying patches also removes the temporary folders that a killed process left.
 
-    Only scratch.py makes temporary folders, besides wheels.py and engine.py. The folders of these
-    two are inside the folder of a job.
+    Only scratch.py, wheels.py and engine.py make temporary folders. Those of the last two files are
+    inside the folder of a job.
     """
     leftover = cache_folder() / ".forge-left"
     leftover.mkdir(parents=True)

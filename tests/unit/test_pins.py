@@ -21,9 +21,10 @@ from support.project import CHECKOUT
 
 VARIANTS = CHECKOUT / "recipes/bases/conda-forge/variants.yaml"
 PINS: dict[str, list[str]] = yaml.safe_load(VARIANTS.read_text())
-# Keys that conda-forge does not have, or whose value is a name on which no package need depend.
+# Keys that conda-forge does not have, or whose value names a package that no package has to
+# require.
 OURS = {"python_min", "pytorch_build", "sources_from", "c_compiler", "cxx_compiler", "c_stdlib"}
-# For a pin by its key, the package that run_exports name, if it has another name than the key.
+# By the key of a pin, the package that run_exports name, if its name is not the key.
 EXPORTED = {
     "python": "python_abi",
     "liblzma_devel": "liblzma",
@@ -79,11 +80,10 @@ def select_packages(key: str, value: str, records: list[dict[str, Any]]) -> Iter
 def find_outdated_pins(
     pins: Mapping[str, list[str]], records: list[dict[str, Any]]
 ) -> dict[str, set[str]]:
-    """Find the pins with which almost none of the newest records are built.
+    """Find the pins with which almost no recent record was built.
 
     Returns:
-        For each such pin, as `KEY VALUE`, the requirements that the newest records have on its
-        package.
+        For each such pin, as `KEY VALUE`, the requirements that recent records have on its package.
     """
     start = max(data.get("timestamp", 0) for data in records) - DAYS * 86_400_000
     requirements: dict[str, Counter[str]] = {}
@@ -123,7 +123,7 @@ def read_recipe_pins() -> dict[str, list[str]]:
 
 
 def test_no_pin_of_a_recipe_is_left_behind(records: list[dict[str, Any]]) -> None:
-    """The pins in recipes are not out of date either."""
+    """No pin in a recipe is out of date."""
     pins = read_recipe_pins()
     assert pins["ffmpeg"] == [">=8,<10 lgpl_*"]
     versions = {name: [value.split()[0] for value in values] for name, values in pins.items()}

@@ -105,7 +105,7 @@ def test_there_are_fifty() -> None:
         ("../b", {}, {OUTSIDE}),
         ("x/b", {"x": ["y"], "y": ["z/.."]}, {"b"}),
         ("x/b", {"x": ["/etc"]}, {OUTSIDE}),
-        ("x/b", {"x": ["y", "../.."]}, {"y/b", OUTSIDE}),  # Two packages have different links.
+        ("x/b", {"x": ["y", "../.."]}, {"y/b", OUTSIDE}),  # Two packages have a link at x.
         ("x", {"x": ["x"]}, {OUTSIDE}),
         ("x", {"x": ["y", "y/x"], "y": ["x", "x/y"]}, {OUTSIDE}),
     ],
@@ -115,7 +115,7 @@ def test_landings(path: str, links: dict[str, list[str]], landings: set[str]) ->
 
 
 def test_of_one_name_there_is_one() -> None:
-    """Two builds of the same name are not checked together. Two packages of other names are.
+    """Two builds of the same name are not checked together. Packages of different names are.
 
     Here an older build has a file where a newer one has a console script.
     """

@@ -159,7 +159,7 @@ def test_order_and_dependents(mini: MiniProject) -> None:
 
 
 def test_the_order_is_the_same_in_every_run(mini: MiniProject) -> None:
-    # A set has another order in each process. The order of recipes must not depend on one.
+    # The order of a set differs between processes. The order of recipes must not depend on it.
     needed = list("bcdefghi")
     mini.recipe("alpha", run=needed)
     for name in needed:

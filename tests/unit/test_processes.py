@@ -206,7 +206,7 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
     staging = b"+ make\n"
     first = b"+ one\n"
     second = b"+ two\n"
-    # The phase and the content of the log, at each moment at which the follower may read it.
+    # Cases: what the job does, and the content of the log, when the follower reads the log.
     moments = [("script", b""), ("script", staging)]
     moments += [("copy", b""), ("copy", b""), ("copy", staging[:3]), ("copy", staging + first)]
     moments += [("copy", b""), ("copy", staging + second)]

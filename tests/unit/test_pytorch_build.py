@@ -364,7 +364,8 @@ def test_a_stop_in_each_stage(stage: str, build: Build, tmp_path: Path) -> None:
     for path, copy in second_copies.items():
         copy.rename(path)
     output, _ = build.run()
-    # The markers are removed before `clean`. So the build starts anew only after a stop there.
+    # Only a build that was stopped in `clean` starts anew, because the markers are removed before
+    # `clean`.
     assert ("== prepare" in output) == (stage == "clean")
     assert list_files(build.source, build.prefix) == expected
 

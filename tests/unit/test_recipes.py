@@ -70,7 +70,7 @@ def test_what_inherits_nothing_is_not_called_as_the_recipe(name: str) -> None:
 
 # CPU hours of the packages that only tests need: the emulator, the validator, Triton.
 TOOLS = 0.2
-# The tests of these need torch on a CPU. If ours is not built, conda-forge's or PyPI's suffices.
+# Packages whose tests need any torch on a CPU: ours, conda-forge's or PyPI's.
 ANY_TORCH = {"strix-validate"}
 
 
@@ -168,7 +168,7 @@ def test_one_late_package_of_conda_forge_does_not_stop_vllm(recipes: RecipeSet) 
 
 
 def test_what_a_test_is_pinned_to_is_read(tmp_path: Path) -> None:
-    """A dependency is also read from a pin in the requirements of a test, which is a mapping."""
+    """A pin in the requirements of a test counts as a dependency. In YAML, it is a mapping."""
     mini = MiniProject(tmp_path)
     mini.recipe("beta")
     path = mini.recipe("alpha") / "recipe.yaml"

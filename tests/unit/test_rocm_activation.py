@@ -76,7 +76,7 @@ def test_users_own_value_stays(name: str, value: str) -> None:
 
 
 def test_a_value_of_another_project_is_not_set() -> None:
-    """Activation sets no MIOPEN_DEBUG variable, and docs/rocm.md explains each one that it sets.
+    """Activation sets no MIOPEN_DEBUG variable. docs/rocm.md explains each variable that it sets.
 
     Other projects set some MIOPEN_DEBUG variables to disable solvers. With these variables, MIOpen
     would have too few solvers on gfx1151, as docs/rocm.md explains. The scripts have the values of

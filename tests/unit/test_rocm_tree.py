@@ -166,5 +166,8 @@ def test_all_may_read_the_tree(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_begin_like_others(name: str, part: str) -> None:
-    """integration/test_rocm_sdk.py has a file of each rule."""
+    """find_part assigns a file to a part by its whole name, not by a name that begins like it.
+
+    integration/test_rocm_sdk.py has a file of each rule.
+    """
     assert tree.find_part(name, False) == part

@@ -53,7 +53,8 @@ def test_names_on_pypi(source: Source, target: Path) -> None:
     for records in (local, *read_forms(target)):
         assert read_purls(records) == {"alpha": PURLS, "beta": []}
     assert json.loads((target / pypi.TABLE).read_text()) == NAMES
-    # A withdrawal does not read the local channel, but it keeps the names in the index and table.
+    # A withdrawal does not read the local channel, and yet must keep the names on PyPI in the
+    # published index and in pixi's table.
     PublishedChannel(target).withdraw(["beta-1.0-h1234567_0"], "broken")
     assert json.loads((target / pypi.TABLE).read_text()) == NAMES
     assert all(read_purls(records) == {"alpha": PURLS} for records in read_forms(target))

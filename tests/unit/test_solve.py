@@ -26,7 +26,7 @@ from forge.recipes.recipe import parse_package_name
 
 CORE = {"python": ["3.13"], "aotriton_kernels": ["core"]}
 NEXT = {"python": ["3.14.* *_cp314"]}
-# The overrides of the base's variants, and the Python.
+# Configurations: the overrides of the base's variants, and the version of Python.
 CONFIGURATIONS = [({}, "3.12"), (CORE, "3.13"), (NEXT, "3.14")]
 
 
@@ -269,8 +269,9 @@ def test_each_constraint_is_on_a_package_that_exists(rendered: Rendered, solver:
             constraints[name] = [to_spec(each, rendered.outputs) for each in requirements]
     assert {"rocm-sdk-core", "pytorch", "flash-attn"} <= constraints.keys()
     names = {*rendered.outputs, *solver.names}
-    # other-rocm.yaml states which packages exist in other channels, and our recipe excludes them. A
-    # name that only the recipe had could be a feedstock's, as `hip` was.
+    # Our recipe has to exclude each ROCm package of another channel that other-rocm.yaml lists. A
+    # name that only the recipe has could be that of a feedstock, as `hip` was, and would exclude
+    # nothing.
     assert {*OTHER_ROCM} <= {parse_package_name(spec) for spec in constraints["rocm-sdk-core"]}
     assert unknown_constraints(constraints, names) == set()
     assert unknown_constraints({"a": ["hip <0.0.0a0", "__cuda"]}, names) == {"a: hip <0.0.0a0"}

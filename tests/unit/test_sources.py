@@ -120,9 +120,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 
 def test_index_and_further_index(index: Index) -> None:
-    """A file is fetched by its name, even if it is for another system.
+    """A file is found by its exact name, even a wheel that is for another system.
 
-    If one index does not answer, the others are used.
+    If one index does not answer, the other indexes are searched.
     """
     with pytest.raises(NotAttempted, match=r"pip's index offers no demo.*127\.0\.0\.1:9"):
         index.fetch()
@@ -290,7 +290,7 @@ class Moved:
         write_text(self.index.folder / "simple" / "demo" / "index.html", page)
 
     def require_refused(self, *parts: str) -> None:
-        """Require that the file is refused. The message has both sha256 and these parts."""
+        """Require that the file is refused with a message that has both hashes and these parts."""
         purl = PackageURL.from_string(f"pkg:pypi/demo@2.0?file_name={self.name}")
         with pytest.raises(Refused) as failed:
             source = Source(f"{PYPI_URL}/{self.name}", "0" * 64, purl)

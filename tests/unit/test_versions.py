@@ -367,7 +367,7 @@ def test_a_newest_release_that_cannot_be_read(world: World, damage: str) -> None
 
 
 def test_what_became_of_links_counts(world: World) -> None:
-    """`outdated` runs tools/upstream_links.py, unless packages are named, and fails if it fails."""
+    """`outdated` also runs tools/upstream_links.py unless packages are named, and fails with it."""
     script = world.root / "tools/upstream_links.py"
     script.parent.mkdir()
     script.write_text("open(__file__ + '.ran', 'w')")

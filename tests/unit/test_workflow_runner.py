@@ -246,7 +246,10 @@ def make_saving_job(key: str, size: int) -> str:
 
 
 def test_caches_are_limited(repository: Repository) -> None:
-    """The newest entry whose key has the prefix is restored. The least recently used is removed."""
+    """The newest entry whose key has the prefix is restored.
+
+    If all caches together are too large, the least recently used entry is removed.
+    """
     repository.hub.cache_limit = 1000
     action = "{uses: actions/cache/restore@x, with: {path: build, key: new, restore-keys: p/}}"
     restore = f"{BASE}, steps: [{action}, {{run: 'test $(stat -c %s build/file) = 400'}}]"

@@ -332,7 +332,8 @@ def test_each_recipe_has_a_job_after_those_that_it_needs(recipes: RecipeSet) -> 
         built |= set(names_of_job)
     assert built == set(RECIPES)
     assert sum(map(len, names.values())) == len(RECIPES)
-    # The two ends of one interface: GitHub hands on only the outputs that the workflow declares.
+    # The workflow must declare the outputs of `plan`, because GitHub passes on only declared
+    # outputs.
     outputs = load(GITHUB / "workflows/channel.yml")["jobs"]["plan"]["outputs"]
     assert list(outputs) == list(jobs)
     rows[0]["action"] = "up-to-date"

@@ -247,7 +247,7 @@ def remove_trees(output: Path) -> None:
         for folder, subfolders, files in os.walk(tree, topdown=False):
             for name in files + subfolders:
                 path = Path(folder, name)
-                with contextlib.suppress(OSError):  # a folder with a log in it cannot be removed
+                with contextlib.suppress(OSError):  # rmdir fails for a folder with a log
                     if path.is_dir() and not path.is_symlink():
                         path.rmdir()
                     elif name != SCRIPT_LOG:

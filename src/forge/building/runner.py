@@ -55,7 +55,7 @@ class Result:
 
     Attributes:
         step: The recipe's step in the plan.
-        state: One of the states above, such as BUILT.
+        state: One of this module's states, such as BUILT.
         detail: The reason if the recipe was not attempted.
         seconds: The duration, including the fetching of the sources.
     """

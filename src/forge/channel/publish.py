@@ -34,7 +34,7 @@ from forge.project import SUBDIRS
 # The first file that is written into a new folder. It marks the folder as a published channel.
 WITHDRAWN = "withdrawn.json"
 PAGE = "index.html"
-GENERATOR = '<meta name="generator" content="strix-forge">'  # in each page of this program
+GENERATOR = '<meta name="generator" content="strix-forge">'  # in each page that this program writes
 HEADERS = "_headers"
 UNPATCHED = "repodata_from_packages.json"
 FORMS = (
@@ -230,7 +230,7 @@ class PublishedChannel:
             raise Refused(f"{reason}. Move it elsewhere: publish would replace it")
 
     def _list_published(self, withdrawn: Set[str]) -> dict[str, Path]:
-        """Return the path of each package in the folder by SUBDIR/FILE, without withdrawn ones."""
+        """Return a mapping from SUBDIR/FILE to the path of each package that is not withdrawn."""
         packages = {}
         for subdir in sorted(SUBDIRS):
             for path in sorted((self.folder / subdir).glob("[!.]*.conda")):
@@ -363,7 +363,7 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
             "remove": [],
         }
         write_text(content / subdir / "patch_instructions.json", json.dumps(patch))
-    folder = staging / "noarch" / "patch"  # the indexer does not look into it
+    folder = staging / "noarch" / "patch"  # the indexer ignores this folder
     folder.mkdir()
     # rattler-build assembles the package in TMPDIR. Leftovers of a killed process in this folder
     # are removed later, because it is a scratch folder.
@@ -378,7 +378,7 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
             files_dir=content,
             noarch="generic",
         )
-    except Exception as error:  # for example a failing disk; the bindings have no type for it
+    except Exception as error:  # for example, a failing disk; the bindings raise any type
         raise Failed(f"cannot write {folder}: {error}. Publish again") from None
     finally:
         os.environ["TMPDIR"] = tempfile.gettempdir()

@@ -129,7 +129,7 @@ class Context:
 
     @cached_property
     def hostbase(self) -> HostBaseMaker | None:
-        """The maker of the host base; None on the other base."""
+        """The maker of the host base; None if another base is used."""
         if not self.base.folder:
             return None
         return HostBaseMaker(self.project, self.base)

@@ -93,7 +93,7 @@ def run() -> int:
     except ForgeError as error:
         err.print(f"error: {error}")
         return error.exit_code
-    except OSError as error:  # for example a full or failing disk
+    except OSError as error:  # for example, the disk is full or failing
         where = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or str(error)
         err.print(f"error: {where}{reason}; fix that and run the command again")

@@ -82,7 +82,8 @@ def publish(
     reason = " ".join(reason.split())
     if bool(withdraw) != bool(reason):
         raise ForgeError("--withdraw and --reason go together: the page states the reason")
-    if not reason.isprintable():  # with such a reason, the channel's page could not be written
+    # With a character that cannot be printed, the channel's page could not be written.
+    if not reason.isprintable():
         raise ForgeError(f"--reason has a character that cannot be printed: {reason!a:.200}")
     _remember(ctx.project, folder)
     if withdraw:
@@ -230,6 +231,6 @@ def _find_kernel_packages(channel: Path) -> dict[str, Package]:
 def _unpack_kernel_list(package: Package) -> Path:
     """Unpack a package and return its list of kernels. Raise Failed if it has none."""
     name = f"share/triton-kernels/{package.index['name']}/kernels.json"
-    if package.payload.get(name, "") is not None:  # None: the list is a plain file
+    if package.payload.get(name, "") is not None:  # it is None for a plain file
         raise Failed(f"{package.path} has no {name}")
     return package.folder / name

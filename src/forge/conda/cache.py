@@ -44,7 +44,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
         Failed: A package cannot be fetched, or differs from its record.
         Refused: A package is unsafe.
     """
-    scratch(cache).cleanup()  # to remove leftovers of killed processes, even if all is cached
+    scratch(cache).cleanup()  # remove leftovers of killed processes, even if nothing is missing
 
     def ensure(record: RepoDataRecord) -> Package:
         try:
@@ -57,7 +57,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         try:
             packages = list(pool.map(ensure, records))
-        finally:  # after the first error, do not start the remaining ones
+        finally:  # after the first error, leave out the packages that were not started
             pool.shutdown(cancel_futures=True)
     pythons = [record for record in records if record.name.normalized == "python"]
     python = pythons[0] if pythons else None

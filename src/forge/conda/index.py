@@ -22,7 +22,8 @@ def parse(raw: bytes) -> dict[str, Any]:
         data = json.loads(raw)
         tables = [data.get(key, {}) for key in TABLES]
         is_index = all(_is_table(table) for table in tables)
-        # The same file name in both tables would have two records, and solvers read both.
+        # A file name in both `packages` and `packages.conda` would have two records, and solvers
+        # would read both.
         is_index = is_index and not set(tables[0]) & set(tables[1])
     except (ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         return {}

@@ -64,9 +64,9 @@ class Output:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """The identity without content hash and build number.
+        """The package's name, version and build string without content hash and build number.
 
-        Packages of a family replace each other: only the newest build of a family counts.
+        Packages that agree in these form a family, of which only the newest build counts.
         """
         return self.name, self.version, CONTENT_HASH.sub("", self.build)
 

@@ -87,7 +87,7 @@ def folder_of(url: str) -> Path | None:
     if "://" not in url:
         try:
             return Path(url).resolve()
-        except (OSError, RuntimeError, ValueError):  # a circle of links, a NUL
+        except (OSError, RuntimeError, ValueError):  # for example, a circle of links or a NUL
             raise ForgeError(f"{url!a:.80} cannot be a path on this system") from None
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
@@ -104,12 +104,13 @@ def refuse_credentials(channel: str) -> None:
         return
     try:
         parts = urlsplit(channel)
-        _ = parts.port  # raises for https://user:password/x, whose password is parsed as a port
+        # This raises ValueError for https://user:password/x, whose password is parsed as a port.
+        _ = parts.port
     except ValueError:
         raise ForgeError("malformed channel URL") from None
     has_user = "@" in unquote(parts.netloc)
     has_token = "/t/" in unquote(f"{parts.path}/") or ";" in parts.path
-    if parts.scheme == "file":  # the path of a folder may look like one with a token
+    if parts.scheme == "file":  # a folder's path may contain /t/ or ;
         has_token = False
     if has_user or has_token or parts.query or parts.fragment:
         raise ForgeError(

@@ -158,7 +158,8 @@ class Package:
             if name.endswith(".json"):
                 data = json.loads(self.info[name])
             else:
-                # The Python loader would take seconds for a recipe with hundreds of packages.
+                # PyYAML's loader in Python would take seconds for the recipe of a package with
+                # hundreds of dependencies.
                 data = yaml.load(self.info[name], yaml.CSafeLoader)
             if not isinstance(data, dict):
                 raise ValueError(f"its content is not a mapping but {type(data).__name__}")

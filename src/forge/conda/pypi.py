@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Names of conda packages on PyPI, with which pixi does not install the same package twice.
+"""The names that conda packages have on PyPI. They keep pixi from installing a package twice.
 
 pixi assumes equal names only for packages of conda-forge. For other channels, it reads the name on
 PyPI from `purls` in the channel's index, or from `conda-pypi-map` in the workspace. Our recipes
@@ -51,7 +51,8 @@ def read_names(recipes: Path) -> Names:
             extra = yaml.safe_load(read_text(path)).get("extra") or {}
             stated = extra.get("pypi", {})
         except (yaml.YAMLError, AttributeError, ForgeError):
-            # RecipeSet reports recipes that cannot be read. The other recipes can still be built.
+            # Skip a recipe that cannot be read: RecipeSet reports it, and the other recipes can
+            # still be built.
             continue
         names |= _require_names(stated, f"{path}: extra.pypi")
     return names

@@ -23,7 +23,7 @@ def read(path: Path) -> dict[str, rattler.Environment]:
         if _measure_depth(read_text(path)) > MAX_DEPTH:
             raise ValueError("its lists are nested too deeply")
         return dict(LockFile.from_path(path).environments())
-    except Exception as error:  # for example because of conflict markers of git
+    except Exception as error:  # for example, git left conflict markers in the file
         raise ForgeError(f"{path} is not a lock file: {error!s:.300}") from None
 
 
@@ -92,7 +92,7 @@ def write(
             lock.add_conda_package(environment, platform, record)
     try:
         lock.to_path(path)
-    except Exception as error:  # for example a full disk
+    except Exception as error:  # for example, the disk is full
         raise ForgeError(f"cannot write {path}: {error}") from None
 
 

@@ -54,7 +54,7 @@ ENVIRONMENT_KEYS = {"features", "no-default-feature"}
 DEPENDENCY_KEYS = {"version", "build"}
 
 PLATFORM = "linux-64"
-ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # pixi's rule; a folder gets the name
+ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # as pixi requires; a folder gets the name
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -197,7 +197,8 @@ def _require_this_platform(table: Any, workspace: dict[str, Any], where: str) ->
 def _read_specs(table: dict[str, Any], where: str) -> list[str]:
     """Return the requirements of a feature as match specs."""
     pypi = f"{where}.pypi-dependencies".removeprefix("top level.")
-    # The only entry that may be ignored here is torch, since our package pytorch provides it.
+    # Ignoring torch is safe, because our package pytorch provides it. Other requirements from PyPI
+    # are refused.
     require_table(table.get("pypi-dependencies", {}), {"torch"}, pypi)
     dependencies = require_table(table.get("dependencies", {}), None, f"{where}.dependencies")
     return [match_spec(package, value) for package, value in dependencies.items()]

@@ -165,7 +165,7 @@ class Workspace:
         with hold(self.folder / ".pixi", "installing into", self.say):
             is_complete = mark.exists() and not (prefix / PIXI_STATE).exists()
             cache.fill(packages, records)
-            for name in MARKS:  # remove the marks before anything in the prefix changes
+            for name in MARKS:  # no mark may stay while the prefix changes
                 (prefix / name).unlink(missing_ok=True)
             if not is_complete:
                 shutil.rmtree(prefix, ignore_errors=True)

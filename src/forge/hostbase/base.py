@@ -37,7 +37,7 @@ from forge.recipes.recipe import list_packages, remove_extra
 from forge.sources.cache import SourceCache
 
 Say = Callable[[str], None]
-# Runs a job of the engine: its arguments, and its log.
+# The type of a function that runs a job of the engine. It takes the job's arguments and its log.
 RunJob = Callable[[dict[str, Any], Path], None]
 VERSION = platform.python_version()
 LOCK = "requirements.txt"

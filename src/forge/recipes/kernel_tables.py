@@ -21,8 +21,8 @@ _HEAD = (
     "waves per SIMD",
     "WMMA",
 )
-# Columns of a kernels.tsv, in the order of the table's last columns. A cell has the range of the
-# values in all rows of a kernel.
+# Columns of a kernels.tsv that are the last columns of the table. A cell of the table has the range
+# of a column's values over all rows of a kernel.
 _COSTS = ("vgprs", "vgpr_spills", "scratch", "lds", "waves", "wmma")
 
 
@@ -85,7 +85,7 @@ def with_tables(page: str, lists: list[Path]) -> str:
         pattern = rf"(?<={re.escape(heading)}\n\n)(\|.*\n)+"
         table = re.search(pattern, page)
         if not table:
-            advice = "add an empty one (two lines), which is then filled"
+            advice = "add its first two lines, and ./forge generate writes the rest"
             raise ForgeError(f"{PAGE} has no table below {heading!r}: {advice}")
         before = page[: table.start()]
         after = page[table.end() :]

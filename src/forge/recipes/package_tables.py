@@ -147,12 +147,12 @@ def format_figures(
     costs: Iterable[Cost],
     host_costs: Iterable[Cost],
 ) -> dict[str, str]:
-    """Return the figures of all packages that sentences of pages state, by name.
+    """Return the figures that pages state about all packages together, by the figure's name.
 
     Args:
         recipes: All recipes.
         costs: The costs of all recipes on the conda-forge base, in build order.
-        host_costs: Those of what is built on the host base, and of the host base itself.
+        host_costs: The costs of the host base, and of the recipes that are built on it.
     """
     total = add_costs(costs)
     on_host = add_costs(host_costs)

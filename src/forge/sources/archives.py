@@ -128,7 +128,7 @@ class _Members:
             member.uname = ""
             member.gname = ""
             is_selected = self._is_selected(member.name)
-            if is_selected or not member.isreg():  # links and folders may be part of a file's path
+            if is_selected or not member.isreg():  # links and folders may lead to the file
                 yield member
 
     def _is_selected(self, name: str) -> bool:

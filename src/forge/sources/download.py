@@ -185,7 +185,7 @@ class Downloader:
 
         # unearth only logs why it skips an index. The filter collects these messages.
         logging.getLogger("unearth.collector").filters[:] = [collect]
-        for index in self._indexes:  # one at a time, so that an error affects only one index
+        for index in self._indexes:  # search one index at a time, so that an error affects only it
             self._finder.sources = [index]
             try:
                 files += self._finder.find_all_packages(project, allow_yanked=True)

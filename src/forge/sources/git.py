@@ -137,7 +137,7 @@ def _view(repository: Path, commit: str) -> Iterator[Path]:
         view = Path(folder, "view.git").absolute()
         _git(view, "init", "-q", "--bare", str(view))
         (view / "objects/info/alternates").write_text(f"{objects}\n")
-        (view / "shallow").write_text(f"{commit}\n")  # ends the history with the commit
+        (view / "shallow").write_text(f"{commit}\n")  # git ignores the commit's parents
         kind = _git(view, "cat-file", "-t", commit).strip()
         if kind != "commit":
             raise NotAttempted(f"{commit} is not a commit")
@@ -150,7 +150,7 @@ def _find_objects(repository: Path) -> Path:
     for folder in (repository / "objects", repository / ".git" / "objects"):
         if folder.is_dir():
             objects = folder.resolve()
-            if str(objects).isprintable():  # otherwise git could not read the path from a file
+            if str(objects).isprintable():  # git cannot read other paths from `alternates`
                 return objects
             break
     raise NotAttempted(
