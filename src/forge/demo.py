@@ -34,7 +34,7 @@ Record = dict[str, Any]
 # The ids of two checks of the validator: one compiles kernels, the other executes them.
 COMPILED = "kernels/d64"
 EXECUTED = "emulated/d64-causal-float16"
-# The results whose error EXECUTED measures, with a description of each.
+# The results whose error the check EXECUTED measures, each with a description.
 ERRORS = {
     "out": "output",
     "dq": "gradient of q",

@@ -252,7 +252,7 @@ def _compose_head(manifest: str, names: Iterable[str]) -> list[str]:
         "# this file as pixi.toml. `./forge generate` writes it from the stacks' own manifests.\n"
     )
     _, workspace = head[0].split("[workspace]\n")
-    # The composed workspace has no `emulated` platform.
+    # The composed workspace does not have the platform of the environment `emulated`.
     workspace = re.sub(r'\n    "linux-64",[^\n]*', "", workspace)
     workspace = workspace.replace(f'name = "{stacks[0]}"', 'name = "several"')
     head[0] = f"{comment}[workspace]\n{workspace}"

@@ -72,8 +72,8 @@ def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
     if engine.poll() is None:
         engine.kill()
     engine.wait()
-    # Repeat this, because a process that waits for a disk ends later, and other processes may have
-    # been started since.
+    # Search for processes again and again, because a process that waits for a disk ends later, and
+    # other processes may have been started since.
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline:
         processes = set(job_processes(engine.pid, output))

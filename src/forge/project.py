@@ -85,7 +85,7 @@ class Project:
             raise ForgeError(f"{root}: {reason}: move the checkout")
         if len(str(root)) > LONGEST_PATH:
             reason = f"its path has more than {LONGEST_PATH} characters"
-            advice = "move the checkout, because the path of a conda prefix is limited to 255"
+            advice = "move the checkout, because a conda prefix is limited to 255 characters"
             raise ForgeError(f"{root}: {reason}: {advice}")
         folder = output.resolve() if output else root / "channel"
         return cls(root, folder, root / "build")

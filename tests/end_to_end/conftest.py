@@ -39,7 +39,7 @@ def conda_forge(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def release(conda_forge: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    """Packages that were built on the conda-forge base, published, and are now served."""
+    """Packages that were built on the conda-forge base, published, and served at a URL."""
     root = tmp_path_factory.mktemp("release")
     with served(root, Revalidating) as url:
         new_release = Release(root, conda_forge, url)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The emulator and the validator in the installed stack."""
+"""Run the emulator and the validator in an installed stack."""
 
 import json
 from pathlib import Path

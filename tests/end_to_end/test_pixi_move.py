@@ -157,7 +157,7 @@ def add_python(channel: Path) -> None:
 
 @dataclass
 class User:
-    """Somebody who follows the page.
+    """A user who follows docs/move.md.
 
     Attributes:
         pixi: pixi in the user's home folder.
@@ -174,7 +174,7 @@ class User:
         return self.folder / "pixi.toml"
 
     def write(self, text: str) -> None:
-        """Write a manifest from the page, changed so that PyPI's packages come from `index`."""
+        """Write a manifest of docs/move.md, changed so that PyPI's packages come from `index`."""
         options = f'[pypi-options]\nindex-url = "{self.index}"\n'
         self.manifest.write_text(f"{text.replace('3.12', PYTHON)}\n\n{options}")
 
@@ -183,7 +183,7 @@ class User:
         self.manifest.write_text(f"{old}\n{text}")
 
     def run(self, line: str, code: int | None = 0, **environment: str) -> str:
-        """Run a line of the page, require its exit code, and return what it printed."""
+        """Run a line of docs/move.md, require its exit code, and return what it printed."""
         words = shlex.split(line.replace("3.12", PYTHON), comments=True)
         if words[0] != "pixi":
             subprocess.run(words, cwd=self.folder, check=True)
@@ -201,7 +201,7 @@ class User:
         return {file.split("/")[-1].split("-")[0] for file in files}
 
     def check_torch(self, **environment: str) -> str:
-        """Run the page's check, and return its output: versions of torch and HIP, torch's file."""
+        """Run the check of docs/move.md; return the versions of torch and HIP, and the path of torch."""
         line = find_block("See whose torch is imported", "sh").strip()
         done = subprocess.run(
             shlex.split(line),
@@ -214,7 +214,7 @@ class User:
         return done.stdout.strip()
 
     def follow(self, section: str) -> None:
-        """Follow a section up to its check, and require the output that its text blocks show."""
+        """Follow a section of docs/move.md up to its check; require the output that it shows."""
         printed = ""
         for kind, text in list_steps(SECTIONS[section].split("Then [check it]")[0]):
             if kind == "sh":
@@ -229,7 +229,7 @@ class User:
                     assert is_printed, f"{line}: not in {printed}"
 
     def require_ours(self) -> None:
-        """Require that the check on the page and the lock both show that our torch is installed."""
+        """Require that the check of docs/move.md and the lock both show our torch."""
         version, hip, file = self.check_torch().split()
         assert f"{version} {hip}" == OURS
         assert Path(file).is_relative_to(self.folder / ".pixi/envs")
@@ -246,7 +246,7 @@ def user(addresses: dict[str, str], tmp_path: Path) -> User:
 
 
 def write_first_manifest(user: User, section: str) -> None:
-    """Write the manifest that a section begins with."""
+    """Write the manifest with which a section of docs/move.md begins."""
     user.write(find_block(section, "toml"))
 
 
@@ -328,7 +328,7 @@ def test_from_pypi(user: User, installed: bool) -> None:
 def test_from_pypi_without_an_update(user: User) -> None:
     """Without `pixi update`, the lock keeps PyPI's torch, which overwrites ours.
 
-    A lock from before the tables were added is up to date for pixi.
+    For pixi, a lock is up to date even if it was made before the workspace had the tables of names.
     """
     write_first_manifest(user, PYPI)
     user.run("pixi lock")
@@ -392,7 +392,7 @@ def test_from_a_conda_environment(user: User, with_pip: bool) -> None:
 
 
 def test_every_way_is_walked() -> None:
-    """Each section "From ..." of the page has a test and ends with the check of torch."""
+    """Each section "From ..." of docs/move.md has a test and ends with the check of torch."""
     names = {name for name in SECTIONS if name.startswith("From ")}
     assert names == {FORGE, PYPI, VENV, CONDA}
     for name in names:

@@ -213,9 +213,8 @@ def test_ours_stays(
 def test_without_the_tables(tmp_path: Path, index: str, commands: list[str]) -> None:
     """Without the tables of docs/pypi.md, pixi locks PyPI's torch over ours.
 
-    This shows that the tests above can fail. Whether a lock exists before `pixi add --pypi` makes
-    no
-    difference.
+    This shows that the tests above can fail. It makes no difference whether a lock exists before
+    `pixi add --pypi`.
     """
     make_packages(tmp_path / "ours", "pytorch", "triton")
     without_purls(tmp_path / "ours")
@@ -305,7 +304,10 @@ def test_twelve_packages(
 
 
 def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path) -> None:
-    """A local channel needs no table, because its index has our packages' names on PyPI."""
+    """A workspace with a local channel needs no table of names.
+
+    The index of the channel has our packages' names on PyPI.
+    """
     source = make_packages(tmp_path / "local", "pytorch", "triton")
     user = User(pixi, tmp_path / "w")
     user.write(index, channels=[source.folder.as_uri()])

@@ -81,7 +81,7 @@ def test_pack_and_unpack(release: Release, tmp_path: Path) -> None:
     offline = [require("unshare"), "--net", "--map-root-user"]
     user = User(release, tmp_path)
     user("lock", cwd=user.folder)
-    config = user.home / ".pixi" / "config.toml"  # pixi-pack does not find it by itself.
+    config = user.home / ".pixi" / "config.toml"  # pixi-pack needs its path
     words = [pack, "--config", config, user.folder, "-o", tmp_path / "stack.tar"]
     run(words, user.environment, cwd=tmp_path)
     # The machine that unpacks the file has another home folder and no cache.

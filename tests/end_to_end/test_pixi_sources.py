@@ -48,7 +48,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """The local URLs of conda-forge's committed records and of our records, by public URL."""
     folder = tmp_path_factory.mktemp("records")
     specs = set()
-    for python in ("3.12", "3.13"):  # pixi renders each recipe for these versions.
+    for python in ("3.12", "3.13"):  # pixi renders recipes for both Pythons.
         rendered = Rendered({}, python)
         rendered.repodata(folder / "ours", Solver(folder / f"solver-{python}", rendered)._has)
         for recipe in RECIPES:

@@ -48,7 +48,7 @@ class User:
 def test_what_was_published(release: Release) -> None:
     """Every published package is complete and tested, and no package is host-bound.
 
-    The mark of a host-bound package is missing in its file name, in the index and in its metadata.
+    No file name, record of the index or metadata has the mark of a host-bound package.
     """
     packages = release.packages()
     assert packages.keys() == {*OUTPUTS}
@@ -73,7 +73,7 @@ def user(release: Release, tmp_path_factory: pytest.TempPathFactory) -> User:
 
 
 def test_lock_of_what_was_published(release: Release, user: User) -> None:
-    """The lock names public URLs only, and the packages that were published."""
+    """The lock has only public URLs, and has the packages that were published."""
     lock = (user.copy / "pixi.lock").read_text()
     assert host_bound(user.copy / "pixi.lock") == []
     assert "127.0.0.1" not in lock and "file:" not in lock and str(user.home) not in lock

@@ -133,7 +133,7 @@ BAD_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_name_that_no_channel_can_have(name: str, hosting: Hosting) -> None:
-    """A bad name is refused before any build starts.
+    """A channel's bad name is refused before any build starts.
 
     The condition in the workflow does not suffice, because GitHub's function `contains` ignores
     case.

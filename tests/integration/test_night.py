@@ -71,7 +71,7 @@ class Owner:
         self.pid = root / "pid"
         self.marks.mkdir()
         self.project = MiniProject(self.root)
-        (self.root / "build/sources").unlink()  # so that the clone has sources of its own
+        (self.root / "build/sources").unlink()  # gives the clone its own sources
         shutil.copy(CHECKOUT / "LICENSE", root)
         driver = CHECKOUT / "src/forge"
         (self.root / "forge").write_text(f'#!/bin/sh\nexec {sys.executable} {driver} "$@"\n')

@@ -148,7 +148,7 @@ class Case:
         return self.world.run(command, fault, FAULT=fault, FAULT_COUNT=count, **self.variables)
 
     def kill(self, call: int) -> None:
-        """Kill the command at a call, check the world, and require that a second run completes."""
+        """Kill the command at a call, check all files, and require that a second run completes."""
         root = self.world.root
         reset(self.template, root)
         done = self.run(self.command, call)

@@ -350,7 +350,10 @@ def make_foreign_checkout(folder: Path) -> dict[str, str]:
 
 
 def test_a_folder_of_somebody_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """An earlier version deleted recipes, patches and src in any folder with the name checkout."""
+    """A folder that no rehearsal made is refused, and no file in it is changed.
+
+    An earlier version deleted recipes, patches and src in any folder with the name checkout.
+    """
     before = make_foreign_checkout(tmp_path / "checkout")
     with pytest.raises(checkout.Refused, match="contains checkout and was not made by a rehearsal"):
         checkout.Place.make(tmp_path)

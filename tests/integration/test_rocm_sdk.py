@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The rocm-sdk recipe stages, drops and refuses files of a small tree that is laid out as AMD's."""
+"""The rocm-sdk recipe stages, drops and refuses files of a small tree with AMD's layout."""
 
 import itertools
 import json
@@ -156,7 +156,7 @@ def test_the_archive_is_unpacked_and_removed(sdk: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1000, -1000])
 def test_a_damaged_archive(sdk: Path, tmp_path: Path, size: int) -> None:
-    """An archive that is cut after some bytes, or before its last bytes, is refused and stays."""
+    """An archive that is cut after some bytes, or before its last bytes, is refused and kept."""
     archive = sdk_tree.pack(sdk, tmp_path / "therock.tar.gz")
     if size < 0:
         size += archive.stat().st_size

@@ -359,7 +359,7 @@ def test_import_refuses_other_bytes(private: MiniProject, exported: Path) -> Non
 
 
 def test_our_patches_apply() -> None:
-    """Our patches apply to sources from PyPI. Patches of other sources may not be attempted."""
+    """Our patches apply to sources from PyPI. Patches of other sources need not be attempted."""
     output = forge("patches", "check")
     assert re.search(r"^flash-attn: \d+ patches: applies$", output, re.M)
     for line in output.splitlines():

@@ -258,7 +258,7 @@ INDEX_LIES: dict[str, object] = {
 def test_an_index_that_is_not_of_its_recipe(
     key: str, app: MiniProject, built: Path, tmp_path: Path
 ) -> None:
-    """A false value in info/index.json is named, though the rendered recipe is right.
+    """A false value in info/index.json is named, though the rendered recipe is correct.
 
     Solvers and installers read info/index.json only.
     """

@@ -57,7 +57,7 @@ def measure_cpu_seconds() -> float:
 
 
 class Refused(SystemExit):
-    """A command would change files outside of the rehearsal, or the overlay does not fit."""
+    """A command would change files outside of the rehearsal, or a text to replace is missing."""
 
 
 def mark(folder: Path) -> None:
@@ -210,7 +210,10 @@ class Place:
         return printed + "".join(map(self._write_launcher, thin_modules))
 
     def _write_launcher(self, module: ModuleType) -> str:
-        """Write the launcher of a thin package and the files that it reads.
+        """Write the compiler launcher of a thin package, and the files that the launcher reads.
+
+        Args:
+            module: thin_torch or thin_vllm.
 
         Returns:
             A line about the package for the printed overlay.

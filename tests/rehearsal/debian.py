@@ -12,7 +12,7 @@ ROOT = Path("/")
 
 
 class Missing(SystemExit):
-    """This machine lacks a package or the right release. The message explains what to do."""
+    """This machine lacks a package or has another Debian release. The message says what to do."""
 
 
 def require_sid() -> None:

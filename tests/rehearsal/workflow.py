@@ -24,7 +24,7 @@ from forge.bases import CONDA_FORGE
 RECIPES = ["rocm-sdk", "amdsmi", "triton", "strix-emulate", "aotriton"]
 # The size of a machine's disk in bytes. It has an effect only where a disk can be mounted.
 DISK = 30 << 30
-# The option is removed from the workflow, because compression at this level takes much longer.
+# This option is removed from the workflow, because compression at level 19 takes much longer.
 RELEASE_FORMAT = "--package-format conda:19 "
 # A launcher that runs the copy's driver, with the sources that the rehearsal has.
 FORGE = """\

@@ -78,7 +78,7 @@ def view(words: Namespace, folder: Path) -> int:
 
 
 def upload(words: Namespace, folder: Path) -> int:
-    """Upload files. A file that exists already is an error, or replaced with --clobber."""
+    """Upload files. If a file exists already, --clobber replaces it; otherwise this is an error."""
     for file in words.files:
         target, started = folder / file.name, folder / (file.name + STARTED)
         if target.exists() and not words.clobber:

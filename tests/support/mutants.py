@@ -169,7 +169,7 @@ class Tally:
         """Start at zero. `record` is pytest's record_property."""
         self.reader = reader
         self.outcomes = {"accepted": 0, "refused": 0}
-        # The types are plain ones because xdist sends them from a worker to the main process.
+        # The values have plain types, because xdist sends them from a worker to the main process.
         record("mutants", (reader, self.outcomes))
 
     def give(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A clone whose tools/night.py sees a mock machine, and helpers for tests of a night's run."""
+"""A clone in which tools/night.py sees a mock machine, and helpers for tests of that program."""
 
 import shutil
 import tarfile
@@ -9,7 +9,7 @@ from support.project import CHECKOUT
 
 
 class Machine:
-    """A clone with the script, and a machine with one gfx1151 GPU that the user may open."""
+    """A clone with tools/night.py, and a machine with one gfx1151 GPU that the user may open."""
 
     def __init__(self, root: Path) -> None:
         self.clone, self.gpus, self.device = root / "clone", root / "kfd", root / "device"
@@ -24,7 +24,7 @@ class Machine:
         self.replace("/dev/kfd", str(self.device))
 
     def replace(self, old: str, new: str) -> None:
-        """Replace a text in the script, such as the path under which it looks for GPUs."""
+        """Replace a text in tools/night.py, such as the path under which it looks for GPUs."""
         text = self.script.read_text()
         assert old in text
         self.script.write_text(text.replace(old, new))
@@ -51,7 +51,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def read_archive(folder: Path) -> dict[str, str]:
-    """Return the text of each file in the archive of a night in `folder`, by its name."""
+    """Return the text of each file in the archive that tools/night.py wrote, by the file's name."""
     with tarfile.open(folder / "night.tar.gz") as tar:
         files = {m.name: tar.extractfile(m) for m in tar.getmembers()}
         return {name: file.read().decode() for name, file in files.items() if file}

@@ -196,8 +196,10 @@ def copy_checkout(root: Path, packages: bool = True) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             continue
-        with suppress(OSError):  # A hard link is impossible if /tmp is another filesystem.
-            if file.suffix == ".conda":  # Nothing changes a package in place.
+        # Packages may be hard links, because nothing changes a package in place. If /tmp is another
+        # filesystem, hard links are impossible.
+        with suppress(OSError):
+            if file.suffix == ".conda":
                 target.hardlink_to(file)
                 continue
         shutil.copy2(file, target, follow_symlinks=False)

@@ -181,7 +181,7 @@ def _unmarked(file: Path) -> Path:
 
 
 def _repacked(file: Path, target: Path, build: str) -> Path:
-    """Write a package to `target`, with this build string and its name's run_exports."""
+    """Write a package to `target`, with this build string and the run_exports for its name."""
     partial = target.with_suffix(".partial")
     with zipfile.ZipFile(file) as old, zipfile.ZipFile(partial, "w") as new:
         for part in old.namelist():
@@ -196,7 +196,7 @@ def _repacked(file: Path, target: Path, build: str) -> Path:
 
 
 def _renamed(record: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return `record`, changed to the copy `file` that `_unmarked` made of its package."""
+    """Return the record of a package, changed to that of the copy that `_unmarked` made of it."""
     changes = {
         "build": file.stem.rsplit("-", 1)[1],
         "size": file.stat().st_size,
@@ -231,7 +231,7 @@ def _info_with(packed: bytes, build: str, exports: dict[str, list[str]] | None) 
 
 
 def _convert(scratch: Path, lists: list[Path]) -> Iterator[Path]:
-    """Convert the wheels of requirements, except linters, with the code of the host base."""
+    """Convert the wheels of requirements, except linters, as the host base converts its wheels."""
     requirements: list[str | Path] = []
     for path in lists:
         requirements += ["-r", path]

@@ -23,7 +23,7 @@ from support.hub import Hub, StepFailed, Use, use_action
 from support.machine import Full, Lost, Machine
 
 SUCCESS, FAILURE, CANCELLED, SKIPPED = "success", "failure", "cancelled", "skipped"
-# The key `on` is true in YAML 1.1.
+# YAML 1.1 reads the key `on` as true.
 WORKFLOW_KEYS = {"name", True, "permissions", "concurrency", "jobs"}
 JOB_KEYS = {
     "name",
@@ -80,7 +80,7 @@ class Run:
         self.id, self.attempt = hub.runs, 0
         self.artifacts = hub.folder / "artifacts" / str(self.id)
         self.outcomes: dict[str, Outcome] = {}
-        self.earlier: dict[str, Outcome] = {}  # Outcomes that this attempt keeps.
+        self.earlier: dict[str, Outcome] = {}  # outcomes of jobs that do not run again
         self.log: list[str] = []
         self.event = "workflow_dispatch"
 

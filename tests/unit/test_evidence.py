@@ -266,7 +266,7 @@ def select_tiers(*tiers: str) -> dict[str, object]:
 
 
 def remove_dtypes() -> dict[str, object]:
-    """Return the fields that differ in the record of a run whose comparisons have no dtype."""
+    """Return the fields of a record that change if its comparisons have no dtype."""
     measured = {str(number): {"error": 1, "bound": 2} for number in range(300)}
     checks = [each | {"measured": measured} for each in json.loads(make_record().dump())["checks"]]
     return {"checks": checks}

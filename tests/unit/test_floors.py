@@ -45,6 +45,6 @@ def test_a_lower_bound_of_a_product_has_its_reason_beside_it(product: str) -> No
 
 
 def test_the_reason_of_the_emulators_numpy_holds() -> None:
-    """The emulator uses np.bitwise_count, which NumPy 1.26 lacks."""
+    """The emulator's bound of numpy is for np.bitwise_count, which NumPy 1.26 lacks."""
     sources = (CHECKOUT / "packages/strix-emulate/src").rglob("*.py")
     assert any("np.bitwise_count(" in source.read_text() for source in sources)

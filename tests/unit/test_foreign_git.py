@@ -186,7 +186,10 @@ def test_configuration_that_is_included(hostile: Hostile, name: str) -> None:
 
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_configuration_in_the_cache(hostile: Hostile, name: str) -> None:
-    """A repository in the cache may be hostile if somebody copied or changed build/sources."""
+    """A hostile repository in the cache runs no program.
+
+    The cache has such a repository if somebody copied or changed build/sources.
+    """
     hostile.require_accepted(True)
     cached = hostile.cache.path(hostile.source)
     hostile.configure(CONFIGURATIONS[name], cached / "config")

@@ -103,7 +103,7 @@ def test_each_cost_is_compared(tmp_path: Path, cost: dict[str, int], message: st
 
 
 def test_an_old_tile_fails(tmp_path: Path) -> None:
-    """A patch that brings back one old tile is named with both tiles and both costs."""
+    """If a patch brings back one old tile, the check reports both tiles and both costs."""
     status, output = check(tmp_path, change_tile(64, 4, vgpr_spills=34, scratch=140, vgprs=256))
     assert status == 1
     assert "attn_fwd BLOCK_M=64 BLOCK_N=64" in output

@@ -22,7 +22,10 @@ def test_index_of_another_shape(tmp_path: Path, text: str) -> None:
 
 
 def test_what_is_added_can_be_served(tmp_path: Path) -> None:
-    """rattler-build makes files with mode 0600, but a web server runs as another user."""
+    """A web server, which runs as another user, can read each package that is added.
+
+    rattler-build makes files with mode 0600.
+    """
     built = package(tmp_path / "noarch", [file("share/a")])
     built.chmod(0o600)
     LocalChannel(tmp_path / "channel").add({built: 1}, {})

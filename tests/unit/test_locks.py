@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The lock of the build tools (pixi.lock), and rules for all manifests and locks here."""
+"""The lock of the build tools (pixi.lock), and rules for all manifests and locks in this tree."""
 
 import asyncio
 import json
@@ -288,7 +288,7 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     strix_halo = {"name": "strix-halo", "platform": "linux-64", "amdgpu": "gfx1151"}
     assert workspace["platforms"] == [strix_halo, "linux-64"]
     assert Manifest.load(manifest).environments["default"]
-    # Packages set variables by activation, so that a copied manifest cannot forget them.
+    # The activation scripts of packages set variables, so that a copied manifest cannot lack them.
     assert not re.search(r"activation|\benv\b", manifest.read_text())
     assert len((manifest.parent / "README.md").read_text().splitlines()) <= 36
     assert not (manifest.parent / "pixi.lock").exists(), "nothing is published yet"

@@ -50,7 +50,7 @@ STEPS += [f"{step}-{stack}" for stack in STACKS for step in ("lock", "install", 
 
 
 class Owner:
-    """A machine with a GPU, the script, and the mock of the driver."""
+    """A machine with a GPU, a clone with tools/night.py, and a mock of the driver."""
 
     def __init__(self, folder: Path) -> None:
         self.machine, self.to = Machine(folder), folder / "night"
@@ -169,7 +169,7 @@ def test_an_interrupted_night(owner: Owner, kind: signal.Signals) -> None:
 
 
 def put(owner: Owner, name: str, data: bytes) -> None:
-    """Write a file of the night's folder."""
+    """Write a file into the folder of tools/night.py."""
     path = owner.to / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -217,7 +217,7 @@ LINKS += ["night.tar.gz", "night.partial", "README.md", "state.json", *(f"{s}.lo
 
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_no_link_is_followed(symbolic: bool, owner: Owner, tmp_path: Path) -> None:
-    """Nothing outside of the night's folder is written or packed through a link.
+    """tools/night.py writes and packs nothing outside of its folder through a link.
 
     This holds for the logs of builds too.
     """

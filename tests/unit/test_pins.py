@@ -92,7 +92,7 @@ def find_outdated_pins(
             continue
         for text in data["depends"]:
             name, _, version = text.partition(" ")
-            # A requirement without a version does not show with which version it was built.
+            # A requirement without a version does not tell which version was used in the build.
             requirements.setdefault(name, Counter())[text] += bool(version)
 
     outdated: dict[str, set[str]] = {}

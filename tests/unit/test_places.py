@@ -62,7 +62,7 @@ def test_what_two_packages_do_together_is_not_published(tmp_path: Path) -> None:
 
 
 def test_links_of_two_packages() -> None:
-    """The links of each package alone stay inside the prefix."""
+    """Links that stay inside the prefix for each package are refused if they lead out together."""
     links = {"alpha": {"lib/p": "q/../.."}, "beta": {"lib/q": ".."}}
     all_places = []
     for name, contents in links.items():
@@ -122,7 +122,7 @@ def test_of_one_name_there_is_one() -> None:
     contents = {"lib64": "lib", "bin/x": None}
     old = [Places(Path(f"{number}.conda"), "alpha", False, contents, []) for number in range(50)]
     require_confined([*old, Places(Path("new.conda"), "alpha", True, {"lib64/y": None}, ["x"])])
-    with pytest.raises(Refused, match="over a packaged file"):
+    with pytest.raises(Refused, match="with a packaged file's path"):
         require_confined([*old, Places(Path("new.conda"), "beta", True, {"lib64/y": None}, ["x"])])
 
 

@@ -227,7 +227,7 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
             script.write_bytes(text)
             if is_read:
                 follower.copy_new()
-        # The log of the first output is lost if it was not read before the next one replaced it.
+        # The follower misses the first output's log if the next log replaces it first.
         has_first_output = any(reads[3:6])
         expected = staging + first + second if has_first_output else staging + second
         assert log.read_bytes() == expected, reads

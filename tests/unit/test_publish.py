@@ -635,7 +635,7 @@ def test_killed_at_every_step(source: Source, target: Path) -> None:
     require_whole(target)
     assert not [*target.glob(".forge-*")]
 
-    # The test's client does notice a missing file.
+    # This shows that the client of this test notices a missing file.
     (target / "noarch" / f"{first}.conda").unlink()
     with pytest.raises(urllib.error.URLError):
         view(target.as_uri())

@@ -395,7 +395,7 @@ def test_wrong_configuration_stops_before_the_compile(build: Build) -> None:
 
 
 def test_options_reach_setup_py_too(build: Build) -> None:
-    """The options are environment variables too, since setup.py reads them there."""
+    """The build's options are also environment variables, because setup.py reads them there."""
     tools = Path(build.environment["PATH"].split(":")[0])
     (tools / "cmake").write_text("#!/bin/bash\nenv > environment; exit 1\n")
     build.run(code=1)

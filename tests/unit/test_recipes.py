@@ -202,7 +202,7 @@ def test_no_recipe_knows_its_base() -> None:
 
 
 def test_amds_own_kernels_of_aotriton() -> None:
-    """The variant `upstream` adds the archive that torch pins, and build strings name it."""
+    """The variant `upstream` adds the archive that torch pins, and is named in build strings."""
 
     def load(kernels: str) -> RecipeSet:
         variants = {"aotriton_kernels": [kernels]}

@@ -65,7 +65,7 @@ def test_requirements_solve(rendered: Rendered, solver: Solver, recipe: str) -> 
                 continue
             with contextlib.suppress(SolverError):
                 solver.solve([rendered.python, spec])
-                # For 3.14 the records satisfy one listed requirement: cbor2.
+                # For Python 3.14, the records satisfy one requirement of lacks.yaml: cbor2.
                 is_lacking = solver.lacking([spec]) or "3.14" in rendered.python
                 assert is_lacking, f"lacks.yaml lists {spec}, which solves"
     assert not lacking, "add these to lacks.yaml"
@@ -261,7 +261,10 @@ def unknown_constraints(constraints: dict[str, list[str]], names: set[str]) -> s
 
 
 def test_each_constraint_is_on_a_package_that_exists(rendered: Rendered, solver: Solver) -> None:
-    """rocm-sdk-core once constrained the feedstock `hip`, which did not exclude hip-runtime-amd."""
+    """Each constraint names a package that exists, because another one would exclude nothing.
+
+    rocm-sdk-core once constrained the feedstock `hip`, which did not exclude hip-runtime-amd.
+    """
     constraints: dict[str, list[str]] = {}
     for name, output in rendered.outputs.items():
         requirements = output.get("requirements", {}).get("run_constraints", [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The public names of the two products' subpackages, and the uses of these names by other code."""
+"""The public names of the emulator's and the validator's subpackages, and their uses."""
 
 import ast
 from collections.abc import Iterator

@@ -113,7 +113,7 @@ def open_package(path: str) -> Package:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder
         try:
-            _ = package.test_count  # this makes the object unpack the package and keep its tests
+            _ = package.test_count  # unpacks the package; the object keeps the tests
         finally:
             os.environ["TMPDIR"] = job_folder
     return package

@@ -109,7 +109,7 @@ def _prepare_environment() -> None:
     os.environ["TMPDIR"] = tempfile.gettempdir()
     # Without this, a Rust panic would print a backtrace. This module prints one line instead.
     os.environ.setdefault("RUST_BACKTRACE", "0")
-    # rattler panics if this variable is 0.
+    # rattler panics if TOKIO_WORKER_THREADS is 0.
     os.environ.pop("TOKIO_WORKER_THREADS", None)
 
 

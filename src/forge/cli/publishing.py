@@ -109,7 +109,7 @@ def _publish_all(
         untested: Whether no GPU has run the packages.
     """
     with ctx.project.lock():
-        if not ctx.channel.is_indexed():  # the packages were copied from other machines
+        if not ctx.channel.is_indexed():  # packages copied from another machine have no index
             ctx.channel.index()
         added = PublishedChannel(folder).publish(ctx.channel, digests)
     for name in added:
@@ -122,7 +122,7 @@ def _remember(project: Project, folder: Path) -> None:
     """Record a published folder, so that `clean` finds leftovers of killed commands in it."""
     links = project.build / "published"
     link = links / sha256(bytes(folder)).hexdigest()
-    with suppress(OSError):  # the link may already exist
+    with suppress(OSError):  # an earlier run may have made the link
         links.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder)
 
@@ -231,6 +231,6 @@ def _find_kernel_packages(channel: Path) -> dict[str, Package]:
 def _unpack_kernel_list(package: Package) -> Path:
     """Unpack a package and return its list of kernels. Raise Failed if it has none."""
     name = f"share/triton-kernels/{package.index['name']}/kernels.json"
-    if package.payload.get(name, "") is not None:  # it is None for a plain file
+    if package.payload.get(name, "") is not None:  # payload has None for a plain file
         raise Failed(f"{package.path} has no {name}")
     return package.folder / name

@@ -255,7 +255,7 @@ def lock_one(stack: Stack, channel: str | None) -> None:
             else:
                 try:
                     sizes = stack.copy.lock(new_lock)
-                except LockedInPart as error:  # the lock has the environments that can be solved
+                except LockedInPart as error:  # the lock lacks some environments
                     failure = error
     for environment, count in sizes.items():
         out.print(f"{environment}: {count} packages")

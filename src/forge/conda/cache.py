@@ -44,7 +44,8 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
         Failed: A package cannot be fetched, or differs from its record.
         Refused: A package is unsafe.
     """
-    scratch(cache).cleanup()  # remove leftovers of killed processes, even if nothing is missing
+    # Remove the leftovers of killed processes, even if no package has to be fetched.
+    scratch(cache).cleanup()
 
     def ensure(record: RepoDataRecord) -> Package:
         try:
@@ -85,7 +86,7 @@ def _put(archive: Path, sha256: bytes, cache: Path) -> Package:
         unpacked = Path(work, "package")
         unpack(archive, unpacked)
         Package(archive, unpacked).require_safe()
-        with FileLock(cache / ".cache.lock"):  # rattler uses the same lock
+        with FileLock(cache / ".cache.lock"):  # rattler holds this lock, too
             cached = _find_valid(archive, sha256, cache)
             if cached:
                 return cached
@@ -157,7 +158,7 @@ def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
 def _require_same(path: Path, record: RepoDataRecord) -> None:
     """Raise Failed if a file does not have the size and sha256 of its record."""
     if not path.is_file():
-        raise Failed("is locked but missing: lock again")  # the caller prepends the URL
+        raise Failed("is locked but missing: lock again")  # the caller adds the URL
     expected = (record.size, (record.sha256 or b"").hex())
     if (path.stat().st_size, sha256_file(path)) != expected:
         reason = "differs from its lock: it was rebuilt or tampered with"

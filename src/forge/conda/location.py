@@ -110,7 +110,7 @@ def refuse_credentials(channel: str) -> None:
         raise ForgeError("malformed channel URL") from None
     has_user = "@" in unquote(parts.netloc)
     has_token = "/t/" in unquote(f"{parts.path}/") or ";" in parts.path
-    if parts.scheme == "file":  # a folder's path may contain /t/ or ;
+    if parts.scheme == "file":  # in the path of a folder, /t/ and ; are allowed
         has_token = False
     if has_user or has_token or parts.query or parts.fragment:
         raise ForgeError(

@@ -234,7 +234,7 @@ class Package:
             is_link = target is not None
             is_listed_as_link = self.listed[name] == A_LINK
             if is_link != is_listed_as_link:
-                _refuse(self.path, name, "is a link but not listed as one, or the reverse")
+                _refuse(self.path, name, "is a link but listed as a file, or the reverse")
         require_confined([self.places])
         if contents:
             changed = sorted(self.digests.items() - self.listed.items())
@@ -364,7 +364,7 @@ class Places:
         for script in self.scripts:
             for landing in self.find_landings(f"bin/{script}", None, links):
                 if self.select_coinstalled(landings, landing):
-                    _refuse(self.path, script, "is a console script over a packaged file")
+                    _refuse(self.path, script, "is a console script with a packaged file's path")
 
 
 def require_confined(packages: Sequence[Places], python: PackageRecord | None = None) -> None:
@@ -419,7 +419,8 @@ def follow_links(path: str, targets_of: Callable[[str], Iterable[str]]) -> Itera
         path: A path in the prefix.
         targets_of: Returns the targets of the links that packages have at a path.
     """
-    pending = [("", path)]  # the part whose links have been followed, and the remaining part
+    # Each pair consists of the part of a path whose links have been followed, and the rest of it.
+    pending = [("", path)]
     for _ in range(LINKS_LIMIT):
         if not pending:
             return

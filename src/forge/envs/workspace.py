@@ -165,7 +165,8 @@ class Workspace:
         with hold(self.folder / ".pixi", "installing into", self.say):
             is_complete = mark.exists() and not (prefix / PIXI_STATE).exists()
             cache.fill(packages, records)
-            for name in MARKS:  # no mark may stay while the prefix changes
+            # Remove the marks of a complete installation before any file of the prefix changes.
+            for name in MARKS:
                 (prefix / name).unlink(missing_ok=True)
             if not is_complete:
                 shutil.rmtree(prefix, ignore_errors=True)

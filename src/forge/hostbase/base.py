@@ -252,7 +252,7 @@ class HostBaseMaker:
         shutil.rmtree(self.output)
 
     def _write_repodata(self, conversions: dict[str, Conversion]) -> None:
-        """Write an index of the converted packages, to which LocalChannel.index adds the others.
+        """Write an index of the converted packages. LocalChannel.index adds the other packages.
 
         An existing index is replaced, because it may be damaged or state other hashes. If no index
         were written here, rattler would spend half a minute on hashing all packages.

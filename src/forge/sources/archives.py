@@ -143,7 +143,7 @@ class _Members:
         """Raise ValueError if a member is too large, or would be written outside of the folder."""
         self._remaining -= size
         if self._remaining < 0:
-            raise ValueError(f"its content has more than {limits.ARCHIVE_RATIO} times its size")
+            raise ValueError(f"it unpacks to more than {limits.ARCHIVE_RATIO} times its size")
         for name in names:
             path = Path(self._folder, name)
             if self._has_links:

@@ -239,7 +239,7 @@ class Downloader:
         except HTTPX.HTTPError as error:
             raise NotAttempted(str(error) or repr(error)) from None
         except OSError as error:
-            # Remove the file, because otherwise a full disk would stay full.
+            # Remove the partial file, because otherwise a full disk would stay full.
             partial.unlink(missing_ok=True)
             raise Failed(f"cannot write {partial}: {error.strerror}. Make room") from None
 
