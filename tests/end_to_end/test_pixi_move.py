@@ -201,7 +201,7 @@ class User:
         return {file.split("/")[-1].split("-")[0] for file in files}
 
     def check_torch(self, **environment: str) -> str:
-        """Run the check of docs/move.md; return the versions of torch and HIP, and the path of torch."""
+        """Run docs/move.md's check; return the versions of torch and HIP, and torch's path."""
         line = find_block("See whose torch is imported", "sh").strip()
         done = subprocess.run(
             shlex.split(line),

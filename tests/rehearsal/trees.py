@@ -16,8 +16,8 @@ Moves = Sequence[tuple[str, str | None]]
 # Matches four steps from a CMake file up to the prefix. The tree has no folder for Debian's triple,
 # so three steps are left.
 FOUR_STEPS = re.compile(r'(get_filename_component\((\w+) "\$\{\2\}" PATH\)\n)\1{3}')
-# Matches four or more steps to the prefix that are written as the path ../../../.. In hip-lang, the
-# path has five steps, because it begins at the file and not at the file's folder.
+# Matches four steps up that are written as a path. hip-lang has five steps, because its path begins
+# at the file and not at the file's folder.
 FOUR_UP = re.compile(r"\.\./(?:\.\./){3}")
 # Matches a comparison in a CMake file with the original prefix, which is /usr.
 ORIGINAL = re.compile(r"get_filename_component\(_realCurr .*?unset\(_realCurr\)\n", re.DOTALL)

@@ -86,7 +86,7 @@ def _put(archive: Path, sha256: bytes, cache: Path) -> Package:
         unpacked = Path(work, "package")
         unpack(archive, unpacked)
         Package(archive, unpacked).require_safe()
-        with FileLock(cache / ".cache.lock"):  # rattler holds this lock, too
+        with FileLock(cache / ".cache.lock"):  # rattler uses this lock, too
             cached = _find_valid(archive, sha256, cache)
             if cached:
                 return cached
