@@ -127,7 +127,7 @@ class Workspace(Pixi):
 
     @property
     def environment(self) -> dict[str, str]:
-        # Without this variable, pixi would install the build backend from conda-forge.
+        # Without PIXI_BUILD_BACKEND_OVERRIDE, pixi would install the backend from conda-forge.
         override = {"PIXI_BUILD_BACKEND_OVERRIDE": f"{BACKEND}={require(BACKEND)}"}
         return super().environment | override
 

@@ -24,7 +24,7 @@ REQUIRED = "FORGE_REQUIRE_PIXI"
 def require(program: str) -> str:
     """Return the path of a program.
 
-    If the program is missing, the test is skipped. It fails if FORGE_REQUIRE_PIXI is set.
+    If the program is missing, the test is skipped, or fails if FORGE_REQUIRE_PIXI is set.
     """
     path = shutil.which(program)
     if path:

@@ -110,7 +110,7 @@ def test_a_port_that_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for version in ("1.0", "2.0"):
         channel = small_channel.make(tmp_path / version / "c", "alpha", "beta", version=version)
         for file in channel.rglob("repodata*"):
-            # With this time rattler asks the server whether its cached index is still valid.
+            # If the file's time is 0, rattler asks the server whether its cached index is valid.
             os.utime(file, (0, 0))
         with served(channel) as url:
             url = url.replace("127.0.0.1", ADDRESS)

@@ -226,7 +226,7 @@ def build(
             output_dir=output_dir,
             variant_overrides=overrides,
             test="skip",
-            keep_build=True,  # the build folder contains the log
+            keep_build=True,  # because the build folder contains the log
             no_build_id=True,  # to continue a stopped build, the paths must stay the same
             **arguments,
         )
