@@ -68,7 +68,7 @@ def render(
     """
     with _captured_output() as capture:
         try:
-            # Render with Stage0Recipe first, because its errors name the invalid place in the recipe.
+            # Render with Stage0Recipe first: its errors name the invalid place in the recipe.
             Stage0Recipe.from_file(path).render(base.variants)
             build_recipes(
                 [path],
