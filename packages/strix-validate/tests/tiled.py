@@ -16,101 +16,202 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with faults. Numbers are limits or change correct values; flags name faults."""
+    """A kernel whose fields plant faults. The default of each field is correct.
+
+    Attributes:
+        tile: Keys per tile, and queries per tile of dk and dv.
+        scale: Factor of the softmax scale.
+        dq_scale: Factor of dq.
+        dk_scale: Factor of dk.
+        dv_scale: Factor of dv.
+        diagonal: Additional keys that a causal query sees.
+        other_corner: Causal masks are aligned at the other corner.
+        window: Additional keys on each side of a window.
+        softcap: Whether the softcap is applied.
+        log_base: The logsumexp is divided by this number.
+        lse_of_last_tile: The logsumexp is that of the last tile alone.
+        sums: If set, out is rounded to the inputs' dtype after each tile.
+        grad_sums: If set, dk and dv are rounded to the inputs' dtype after each tile.
+        truncates: The numbers that are truncated instead of rounded: "all", "weights", "out", "dq",
+            "dk" or "dv".
+        swallows_nan: A score that is NaN counts as minus infinity.
+        skips_partial_tile: A last tile that is not full is left out.
+        skips_last_query: The output of the last query is 0.
+        counts_padding: Keys of zeros after the last key count in the sum of weights.
+        max_keys: Keys after this number are left out.
+        max_queries: The output of queries after this number is 0.
+        neighbour_head: Query head h reads key/value head h % kv_heads.
+        one_head_of_group: dk and dv come only from the last query head of each group.
+        first_sequence: Each sequence reads the tensors of the first one.
+        padded_lanes: If the head dim is not a power of two, it has one more lane, which comes from
+            the next row.
+        contiguous: Strides are ignored.
+        no_delta: The gradient of the softmax lacks its correction, the sum of grad_out * out.
+        stale_out: Backward reads the output of the previous call.
+        keep_scale: Whether kept weights are multiplied by 1 / (1 - p).
+        keep_again: Backward drops other weights than forward.
+        mask_of_first_tile: Masks apply only to the first tile.
+        inverts_mask: Boolean masks are inverted.
+        queries_for_keys: Packed keys are read at the offsets of the queries.
+        empty_shifts: A sequence without keys is left out, and the rows of later sequences move up.
+        ignores_scale: The argument `scale` is ignored.
+        scale_twice: The argument `scale` is multiplied by the default scale.
+        first_mask: Each sequence has the first one's mask.
+        one_mask_for_heads: Each head has the first one's mask.
+        mask_in_base_2: Additive masks are rounded in base 2, and a tile of infinities has no guard.
+        dmask_scale: Factor of the mask's gradient.
+        v_lanes_of_keys: Values are read with the head dim of keys. Further lanes are 0.
+        v_lanes_shared: Lanes of values are shifted by one if values and keys differ in head dim.
+        alone: "dq", "dk" or "dv": this gradient is wrong if it is the only one.
+        stride_of_size: A stride of 0 between heads is replaced by the size of a head.
+        group_rounded: The number of query heads in a group is rounded up to a power of two.
+        group_rounded_packed: group_rounded, for packed sequences only.
+        max_heads: The output of heads after this number is 0.
+        max_planes: The output of heads after this number, counted over the batch, is 0.
+        max_sequences: The output of sequences after this number is 0.
+        swallows_nan_causal: swallows_nan, for causal calls only.
+        no_maximum_backward: Backward computes weights as exp(score) / exp(logsumexp).
+        dropout_tile: Numbers of queries and keys after which the dropout pattern repeats, or 0.
+        skips_queries_past_keys: In causal calls, the output of queries after the last key is 0.
+        inference: Pairs of fields and values that apply only in calls without gradients.
+        ignores_alibi: ALiBi is not applied.
+        alibi_of_first: Each sequence has the first one's ALiBi slopes.
+        alibi_sign: Factor of the ALiBi slopes.
+        rotary_offset: Whether rotary angles begin at the cache's length.
+        rotary_pairs: Whether rotary_interleaved chooses the pairs as documented, and not the
+            opposite.
+        rotary_keys: Whether new keys are rotated.
+        keeps_unrotated_lanes: Whether lanes after the rotated ones are kept.
+        rotary_one_by_one: Queries of a call that is not causal have different positions.
+        max_window: Wider windows are narrowed to this number of keys on each side.
+        drops_one_behind: Tile size. A single key after the last whole tile is left out, and the
+            output of the queries after the last whole tile is 0.
+        swapped_pack: The two tensors of "qkv" that a packed function swaps.
+        max_tokens: The output of packed tokens after this number is 0.
+        wide_diagonal: diagonal, for head dims above 128.
+        values_as_keys: Values are read with the strides of keys.
+        slice_as_whole: A slice is read as a contiguous tensor.
+        first_of_sum: A gradient with strides of 0 counts only for the first query.
+        masks_below: From this head dim on, masks are ignored.
+        neighbour_of_one: neighbour_head, for calls with a single query.
+        causal_keep: keep_scale, for causal calls.
+        max_keys_of_one: max_keys, for calls with a single query.
+        max_lanes_of_one: max_lanes, for calls with a single query.
+        max_lanes: Lanes of queries after this number are left out.
+        first_maximum: The initial value of the running maximum.
+        shut_out: The score of a masked key.
+        padding_backward: Keys of zeros after the last key count in dq.
+        mask_without_dropout: Masks are ignored in calls with dropout.
+        mask_by_key_head: Masks are indexed by the key/value head.
+        mask_contiguous: The strides of masks are ignored.
+        mask_of_first_query: An additive mask that all queries share applies only to the first one.
+        mask_of_own_dtype: An additive mask of another dtype than q is ignored.
+        first_maximum_added: first_maximum, in calls with an additive mask.
+        narrow_in_groups: Lanes of values are shifted by one if values are narrower than keys and
+            query heads share them.
+        accumulates: A second backward pass adds its dq to the first one's.
+        dmask_of_first: The gradient of a mask that sequences share comes from the first one only.
+        full_128: Factor of the scale for head dim 128 without any mask.
+        wide_gradient_keys: Above head dim 128, keys after this number have no gradient.
+        alibi_signed: ALiBi uses signed distances, so it favours later keys.
+        open_window: Whether a window without a left bound is applied.
+        window_from_first: In a window, queries before all keys see the first key.
+        first_length: A cache length for all sequences applies only to the first one.
+    """
 
     tile: int = 64
     scale: float = 1.0
     dq_scale: float = 1.0
     dk_scale: float = 1.0
     dv_scale: float = 1.0
-    diagonal: int = 0  # additional keys that a causal query sees
+    diagonal: int = 0
     other_corner: bool = False
-    window: int = 0  # additional keys on each side of a window
+    window: int = 0
     softcap: bool = True
-    log_base: float = 1.0  # the logsumexp is divided by it
+    log_base: float = 1.0
     lse_of_last_tile: bool = False
-    sums: torch.dtype | None = None  # if set, out is rounded after each tile
-    grad_sums: torch.dtype | None = None  # if set, dk and dv are rounded after each tile
-    truncates: str = ""  # "all", "weights", "out", "dq", "dk" or "dv": truncated, not rounded
+    sums: torch.dtype | None = None
+    grad_sums: torch.dtype | None = None
+    truncates: str = ""
     swallows_nan: bool = False
     skips_partial_tile: bool = False
     skips_last_query: bool = False
-    counts_padding: bool = False  # keys of zeros behind the last key count
+    counts_padding: bool = False
     max_keys: int = 1 << 30
     max_queries: int = 1 << 30
-    neighbour_head: bool = False  # query head h reads key/value head h % kv_heads
-    one_head_of_group: bool = False  # dk and dv of the group's last head only
-    first_sequence: bool = False  # each sequence reads the first one's tensors
-    padded_lanes: bool = False  # a padded head dim has one more lane, from the next row
-    contiguous: bool = False  # strides are ignored
+    neighbour_head: bool = False
+    one_head_of_group: bool = False
+    first_sequence: bool = False
+    padded_lanes: bool = False
+    contiguous: bool = False
     no_delta: bool = False
-    stale_out: bool = False  # backward reads the output of the previous call
-    keep_scale: bool = True  # kept weights are multiplied by 1 / (1 - p)
-    keep_again: bool = False  # backward drops other weights than forward
-    mask_of_first_tile: bool = False  # masks apply to the first tile only
-    inverts_mask: bool = False  # Boolean masks are inverted
-    queries_for_keys: bool = False  # packed keys are read at the offsets of the queries
-    empty_shifts: bool = False  # a sequence without keys is left out, and the later ones move up
-    ignores_scale: bool = False  # the argument is ignored
-    scale_twice: bool = False  # the argument is multiplied with the default
-    first_mask: bool = False  # each sequence has the first one's mask
+    stale_out: bool = False
+    keep_scale: bool = True
+    keep_again: bool = False
+    mask_of_first_tile: bool = False
+    inverts_mask: bool = False
+    queries_for_keys: bool = False
+    empty_shifts: bool = False
+    ignores_scale: bool = False
+    scale_twice: bool = False
+    first_mask: bool = False
     one_mask_for_heads: bool = False
-    mask_in_base_2: bool = False  # also without a guard against a tile of infinities
+    mask_in_base_2: bool = False
     dmask_scale: float = 1.0
-    v_lanes_of_keys: bool = False  # values have as many lanes as keys
-    v_lanes_shared: bool = False  # lanes behind the keys' repeat the first ones
-    alone: str = ""  # "dq", "dk" or "dv": wrong if it is the only gradient
-    stride_of_size: bool = False  # a stride of 0 is taken for the size of a head
-    group_rounded: bool = False  # groups of heads are rounded up to a power of two
-    group_rounded_packed: bool = False  # group_rounded, for packed sequences only
+    v_lanes_of_keys: bool = False
+    v_lanes_shared: bool = False
+    alone: str = ""
+    stride_of_size: bool = False
+    group_rounded: bool = False
+    group_rounded_packed: bool = False
     max_heads: int = 1 << 30
-    max_planes: int = 1 << 30  # batch times heads
+    max_planes: int = 1 << 30
     max_sequences: int = 1 << 30
     swallows_nan_causal: bool = False
-    no_maximum_backward: bool = False  # weights are exp(score) / exp(logsumexp)
-    dropout_tile: tuple[int, int] = (0, 0)  # queries and keys after which the pattern repeats
-    skips_queries_past_keys: bool = False  # queries behind the last key are not written
-    inference: tuple = ()  # pairs of fields and values that apply only without gradients
+    no_maximum_backward: bool = False
+    dropout_tile: tuple[int, int] = (0, 0)
+    skips_queries_past_keys: bool = False
+    inference: tuple = ()
     ignores_alibi: bool = False
-    alibi_of_first: bool = False  # each sequence has the first one's slopes
+    alibi_of_first: bool = False
     alibi_sign: float = 1.0
-    rotary_offset: bool = True  # angles begin at the cache's length
-    rotary_pairs: bool = True  # the argument chooses pairs of neighbours or of halves
-    rotary_keys: bool = True  # new keys are rotated
-    keeps_unrotated_lanes: bool = True  # lanes behind the rotated ones are kept
-    rotary_one_by_one: bool = False  # queries that are not causal have different positions
+    rotary_offset: bool = True
+    rotary_pairs: bool = True
+    rotary_keys: bool = True
+    keeps_unrotated_lanes: bool = True
+    rotary_one_by_one: bool = False
     max_window: int = 1 << 30
-    drops_one_behind: int = 0  # a last key or query that begins a tile of this size is dropped
-    swapped_pack: str = ""  # the two of "qkv" that a packed function swaps
+    drops_one_behind: int = 0
+    swapped_pack: str = ""
     max_tokens: int = 1 << 30
-    wide_diagonal: int = 0  # diagonal, for head dims above 128
-    values_as_keys: bool = False  # v is read with k's strides
-    slice_as_whole: bool = False  # a slice is read as a contiguous tensor
-    first_of_sum: bool = False  # a gradient with strides of 0 counts for the first query only
-    masks_below: int = 1 << 30  # masks are ignored from this head dim on
-    neighbour_of_one: bool = False  # neighbour_head, for a single query
-    causal_keep: bool = True  # keep_scale, for causal calls
-    max_keys_of_one: int = 1 << 30  # max_keys, for a single query
-    max_lanes_of_one: int = 1 << 30  # max_lanes, for a single query
-    max_lanes: int = 1 << 30  # later lanes of queries are left out
-    first_maximum: float = -INFINITY  # the initial value of the running maximum
-    shut_out: float = -INFINITY  # the score of a key that is not seen
-    padding_backward: bool = False  # keys of zeros behind the last key count in dq
-    mask_without_dropout: bool = False  # masks are ignored with dropout
-    mask_by_key_head: bool = False  # masks are indexed by the head of keys
-    mask_contiguous: bool = False  # a mask's strides are ignored
-    mask_of_first_query: bool = False  # a mask that all queries share applies to the first
-    mask_of_own_dtype: bool = False  # a mask of another dtype is ignored
-    first_maximum_added: float = -INFINITY  # first_maximum, with an additive mask
-    narrow_in_groups: bool = False  # lanes of narrower values are shifted if heads share them
-    accumulates: bool = False  # a second backward adds to the first one's dq
-    dmask_of_first: bool = False  # a shared mask's gradient is the first sequence's
-    full_128: float = 1.0  # scale, for head dim 128 without a causal mask
-    wide_gradient_keys: int = 1 << 30  # later keys have no gradient above head dim 128
-    alibi_signed: bool = False  # later keys are favoured
-    open_window: bool = True  # a window that is open to the left is applied
-    window_from_first: bool = False  # in a window, queries before all keys see the first
-    first_length: bool = False  # a length that is a number applies to the first sequence
+    wide_diagonal: int = 0
+    values_as_keys: bool = False
+    slice_as_whole: bool = False
+    first_of_sum: bool = False
+    masks_below: int = 1 << 30
+    neighbour_of_one: bool = False
+    causal_keep: bool = True
+    max_keys_of_one: int = 1 << 30
+    max_lanes_of_one: int = 1 << 30
+    max_lanes: int = 1 << 30
+    first_maximum: float = -INFINITY
+    shut_out: float = -INFINITY
+    padding_backward: bool = False
+    mask_without_dropout: bool = False
+    mask_by_key_head: bool = False
+    mask_contiguous: bool = False
+    mask_of_first_query: bool = False
+    mask_of_own_dtype: bool = False
+    first_maximum_added: float = -INFINITY
+    narrow_in_groups: bool = False
+    accumulates: bool = False
+    dmask_of_first: bool = False
+    full_128: float = 1.0
+    wide_gradient_keys: int = 1 << 30
+    alibi_signed: bool = False
+    open_window: bool = True
+    window_from_first: bool = False
+    first_length: bool = False
 
     def store(self, x: Tensor, dtype: torch.dtype, part: str = "") -> Tensor:
         """Return x rounded to dtype, in float32. `part` is a name of `truncates`."""

@@ -27,25 +27,25 @@ FAULTS = {
         "",
         "liger-rms-norm",
     ),
-    "liger_kernel: dweight of the last row alone": (
+    "liger_kernel: gradient of the weight from the last row only": (
         "liger_kernel/ops/rms_norm.py",
         "                dW_row += dY_row * (X_row * rstd_row).to(X_dtype)",
         "                dW_row = dY_row * (X_row * rstd_row).to(X_dtype)",
         "liger-rms-norm",
     ),
-    "liger_kernel: gradient turned forward": (
+    "liger_kernel: gradient rotated in the forward direction": (
         "liger_kernel/ops/rope.py",
         "        BACKWARD_PASS=True,",
         "        BACKWARD_PASS=False,",
         "liger-rope",
     ),
-    "liger_kernel: halves of the head, not of the part": (
+    "liger_kernel: rotary halves of the whole head, not of its rotated part": (
         "liger_kernel/ops/rope.py",
         "    second_half_q_offsets = first_half_q_offsets + (rd // 2)",
         "    second_half_q_offsets = first_half_q_offsets + (hd // 2)",
         "liger-rope-partial",
     ),
-    "liger_kernel: slope of silu left out": (
+    "liger_kernel: derivative of SiLU left out": (
         "liger_kernel/ops/swiglu.py",
         "    da_row = dc_row * (silu_a * (1 - sig_a) + sig_a) * b_row",
         "    da_row = dc_row * sig_a * b_row",
@@ -57,26 +57,26 @@ FAULTS = {
         "    if y == ignore_index - 1:",
         "liger-loss",
     ),
-    "liger_kernel: softcap slope of the label": (
+    "liger_kernel: softcap's derivative wrong for the label": (
         "liger_kernel/ops/cross_entropy.py",
         "            t_y = ori_X_y / softcap",
         "            t_y = ori_X_y",
         "liger-loss-softcap",
     ),
-    "liger_kernel: smoothing left out of the gradient": (
+    "liger_kernel: label smoothing left out of the gradient": (
         "liger_kernel/ops/cross_entropy.py",
         "            dx_y += -(1 - label_smoothing)",
         "            dx_y += -1",
         "liger-loss-smoothed",
     ),
-    "fla: decay of the chunk before left out": (
+    "fla: contribution of earlier chunks not decayed": (
         "fla/ops/common/chunk_o.py",
         "        b_o = b_o * exp2(b_g)[:, None]\n"
         "        b_A = b_A * exp2(b_g[:, None] - b_g[None, :])",
         "        b_A = b_A * exp2(b_g[:, None] - b_g[None, :])",
         "fla-gdn",
     ),
-    "fla: state that does not forget": (
+    "fla: state does not decay": (
         "fla/ops/common/chunk_delta_h.py",
         "            b_h1 *= b_g_last\n",
         "            pass\n",
@@ -88,7 +88,7 @@ FAULTS = {
         "        b_vb = b_v\n        b_u",
         "fla-gdn",
     ),
-    "fla: decoding that does not forget": (
+    "fla: state does not decay in decoding": (
         "fla/ops/gated_delta_rule/fused_recurrent.py",
         "            b_h *= exp(b_g)\n",
         "            b_h *= 1.0\n",
@@ -100,7 +100,7 @@ FAULTS = {
         "            b_k = b_k / tl.sqrt(tl.sum(b_k * b_k) + 1e-1)",
         "fla-gdn-decode",
     ),
-    "fla: state left out of decoding": (
+    "fla: initial state ignored in decoding": (
         "fla/ops/gated_delta_rule/fused_recurrent.py",
         "        b_h += tl.load(p_h0, mask=mask_h, other=0).to(tl.float32)",
         "        b_h += 0.0",
@@ -124,7 +124,7 @@ FAULTS = {
         "        b_dq2 *= 1.0\n",
         "fla-kda",
     ),
-    "fla: decay between blocks of a chunk": (
+    "fla: decay between blocks of a chunk left out": (
         "fla/ops/kda/chunk_intra.py",
         "            b_Aqk10 = tl.dot(b_q1 * b_gqn, b_kgt, b_Aqk10)",
         "            b_Aqk10 = tl.dot(b_q1, b_kgt, b_Aqk10)",
@@ -136,19 +136,19 @@ FAULTS = {
         "    if True:\n        sm_scale = head_dim**-0.5",
         "sage-scale",
     ),
-    "sageattention: as many keys as queries": (
+    "sageattention: number of queries used as number of keys": (
         "sageattention/attn_qk_int8_per_block.py",
         "        qo_len, kv_len,\n",
         "        qo_len, qo_len,\n",
         "sage-cross",
     ),
-    "sageattention: heads of values for tokens": (
+    "sageattention: strides of values' heads and tokens swapped": (
         "sageattention/attn_qk_int8_per_block.py",
         "stride_h_v, stride_seq_v = v.stride(0), v.stride(2), v.stride(1)",
         "stride_h_v, stride_seq_v = v.stride(0), v.stride(1), v.stride(2)",
         "sage-nhd",
     ),
-    "sageattention: lanes of values behind the 64th left out": (
+    "sageattention: lanes of values after the 64th ignored": (
         "sageattention/attn_qk_int8_per_block.py",
         "        v = tl.load(V_ptrs, mask = offs_n[:, None] < (kv_len - start_n))",
         "        lane = tl.arange(0, HEAD_DIM)[None, :] < 64\n"
@@ -156,13 +156,13 @@ FAULTS = {
         "        v = tl.load(V_ptrs, mask=lane, other=0.0)",
         "sage-d128",
     ),
-    "liger_kernel: words behind the 32,768th left out": (
+    "liger_kernel: vocabulary after the 32,768th token ignored": (
         "liger_kernel/ops/cross_entropy.py",
         "\n    for i in range(0, n_cols, BLOCK_SIZE):",
         "\n    for i in range(0, min(n_cols, BLOCK_SIZE), BLOCK_SIZE):",
         "liger-loss-words",
     ),
-    "liger_kernel: the last rows of many left out": (
+    "liger_kernel: rows of an incomplete last block not computed": (
         "liger_kernel/ops/rms_norm.py",
         "_block_rms_norm_forward_kernel[(triton.cdiv(n_rows, BLOCK_ROW),)]",
         "_block_rms_norm_forward_kernel[(n_rows // BLOCK_ROW,)]",
@@ -180,7 +180,7 @@ FAULTS = {
         "",
         "sage-packed-edge",
     ),
-    "sageattention: keys past the end at -100": (
+    "sageattention: scores of keys past the end lowered by only 100": (
         "sageattention/attn_qk_int8_per_block.py",
         "        qk += tl.where(offs_n[None, :] < (kv_len - start_n), 0, -1.0e6)\n",
         "        qk += tl.where(offs_n[None, :] < (kv_len - start_n), 0, -100.0)\n",
@@ -198,7 +198,7 @@ FAULTS = {
         "            mask = offs_m[:, None] > (start_n + offs_n[None, :])",
         "sage-causal",
     ),
-    "sageattention: scale of the first block for the diagonal": (
+    "sageattention: first blocks' scales used for blocks on the diagonal": (
         "sageattention/attn_qk_int8_per_block_causal.py",
         "        K_scale_ptr += lo // BLOCK_N\n",
         "",
@@ -222,7 +222,7 @@ FAULTS = {
         "scale = tl.max(tl.abs(x)) / 128.",
         "sage-full",
     ),
-    "sageattention: truncated, not rounded": (
+    "sageattention: numbers truncated, not rounded, to int8": (
         "sageattention/quant_per_block.py",
         "    x_int8 += 0.5 * tl.where(x_int8 >= 0, 1, -1)\n",
         "",
@@ -234,7 +234,7 @@ FAULTS = {
         "        pass",
         "sage-full",
     ),
-    "sageattention: scale of the first block for all": (
+    "sageattention: first block's scale used for all, causal": (
         "sageattention/attn_qk_int8_per_block_h96_causal.py",
         "        K_scale_ptr += 1\n",
         "",
@@ -246,68 +246,68 @@ FAULTS = {
         "        l_i = l_i + l_ij",
         "sage-packed",
     ),
-    "vllm_gguf_plugin: a minimum without its highest bits": (
+    "vllm_gguf_plugin: Q4_K without the highest bits of a minimum": (
         "vllm_gguf_plugin/triton/gemm/k_quant/q4_k.py",
         "                min_q = (hi >> 4) | ((lo_m >> 6) << 4)",
         "                min_q = hi >> 4",
         "gguf-q4_k",
     ),
-    "vllm_gguf_plugin: the other half's highest bit": (
+    "vllm_gguf_plugin: Q3_K with the highest bits of the other half": (
         "vllm_gguf_plugin/triton/gemm/k_quant/q3_k.py",
         "hm_mask = 1 << (4 * group + j)",
         "hm_mask = 1 << j",
         "gguf-q3_k",
     ),
-    "vllm_gguf_plugin: codes that are not centred": (
+    "vllm_gguf_plugin: Q6_K without subtracting 32 from codes": (
         "vllm_gguf_plugin/triton/gemm/k_quant/q6_k.py",
         "q_tile = (q - 32.0) * scale[:, None]",
         "q_tile = q * scale[:, None]",
         "gguf-q6_k",
     ),
-    "vllm_gguf_plugin: an index of eight bits": (
+    "vllm_gguf_plugin: IQ3_S with an index of eight bits, not nine": (
         "vllm_gguf_plugin/triton/gemm/iq_quant/iq3_s.py",
         "((qh << (7 - 2 * il)) & 0x100)",
         "((qh << (7 - 2 * il)) & 0)",
         "gguf-iq3_s",
     ),
-    "vllm_gguf_plugin: offsets of the other sign": (
+    "vllm_gguf_plugin: IQ1_M with offsets of the opposite sign": (
         "vllm_gguf_plugin/triton/dequantize/iq_quant/iq1_m.py",
         "!= 0, -9.0, -7.0)",
         "!= 0, -7.0, -9.0)",
         "gguf-iq1_m",
     ),
-    "vllm_gguf_plugin: the first expert for all": (
+    "vllm_gguf_plugin: first expert's weights used for all": (
         "vllm_gguf_plugin/triton/fused_moe/standard_quant/q8_0.py",
         "expert * stride_we",
         "0 * stride_we",
         "gguf-q8_0",
     ),
     # Only the lanes, heads and sizes of real models show the following faults.
-    "fla: lanes of keys behind the 64th do not forget": (
+    "fla: lanes of a state after the 64th do not decay": (
         "fla/ops/common/chunk_delta_h.py",
         "                b_h2 *= b_g_last\n",
         "                b_h2 *= 1.0\n",
         "fla-gdn-Qwen3-Next-80B-A3B-train",
     ),
-    "fla: keys of a neighbour for a head of values": (
+    "fla: value heads read a neighbour's key head": (
         "fla/ops/gated_delta_rule/fused_recurrent.py",
         "    i_h = i_hv // (HV // H)",
         "    i_h = i_hv % H",
         "fla-gdn-Qwen3.6-27B-decode",
     ),
-    "liger_kernel: two heads of keys turned": (
+    "liger_kernel: rotary embedding applied to only two key heads": (
         "liger_kernel/ops/rope.py",
         "(tl.arange(0, pad_n_kh)[:, None] < n_kh)",
         "(tl.arange(0, pad_n_kh)[:, None] < min(n_kh, 2))",
         "liger-rope-Llama-3.1-8B",
     ),
-    "sageattention: scale of the first block for all, not causal": (
+    "sageattention: first block's scale used for all, not causal": (
         "sageattention/attn_qk_int8_per_block_h96.py",
         "        K_scale_ptr += 1\n",
         "",
         "sage-d96-nhd-gqa1-cross",
     ),
-    "vllm_gguf_plugin: the first block of a row for all": (
+    "vllm_gguf_plugin: first block of a row used for all blocks": (
         "vllm_gguf_plugin/triton/gemm/k_quant/q5_k.py",
         "block_ptrs = w_row_ptrs + kb * 176",
         "block_ptrs = w_row_ptrs + kb * 0",
