@@ -3,6 +3,6 @@
 
 import os
 
-# GitHub's runners and terminals set these variables.
+# GitHub's runners and terminals set these variables, which change the output.
 for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "COLUMNS"):
     os.environ.pop(name, None)

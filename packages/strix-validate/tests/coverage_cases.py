@@ -13,7 +13,7 @@ from strix_validate.triton.cases import Case, make
 from strix_validate.triton_packages import conch, fla, gguf, liger, sage
 from strix_validate.vllm import vllm_checks
 
-#: The tables of cases. flash-attn's cases have another format.
+#: Each library's table of cases, except flash-attn's, whose cases have another format.
 _TABLES = {
     "conch": conch.COMPUTED,
     "fla": fla.COMPUTED,

@@ -16,7 +16,7 @@ TURN = 15
 
 
 class Clock:
-    """A clock that moves only in wait_until. At the second `interrupt_at`, Ctrl-C is pressed."""
+    """A clock that moves only in wait_until. At `interrupt_at`, Ctrl-C is pressed."""
 
     def __init__(self, interrupt_at=float("inf")):
         self.seconds = 0.0
@@ -123,15 +123,15 @@ class Sensors:
 
 
 def soak(gpu, *, minutes=60, tree=None, faults=None, keep=lambda row: None, device=GPU):
-    """Record a soak of a mock GPU, and return its story.
+    """Record a soak of a mock GPU, and return the recorded Story.
 
     Args:
         gpu: A FakeGpu.
         minutes: The duration.
         tree: The machine's files.
-        faults: The faults that the kernel logs, by second.
-        keep: Called with each row of the recording.
-        device: The device that the story names.
+        faults: The faults that the Linux kernel logs, by second.
+        keep: A function that is called with each recorded row.
+        device: The device that the record names.
     """
     story = Story(device)
     faults = dict(faults or {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fake hosts for the doctor: a healthy Strix Halo machine as files, and one fault at a time."""
+"""Machines for tests of the doctor, as files: a healthy Strix Halo, and changes with one fault."""
 
 import json
 import os
@@ -28,8 +28,8 @@ def node(version: int, simds: int, minor: int = 128, more: str = "") -> str:
     )
 
 
-#: The time at which the healthy host is examined. Triton is two days old and the caches are one day
-#: old. The package rich is newer, but must not make the caches stale.
+#: The time at which the doctor examines the healthy machine. Triton is two days old and the caches
+#: are one day old. The package rich is newer, but must not make the caches stale.
 NOW = 1_800_000_000
 HEALTHY = {
     "proc/sys/kernel/osrelease": "6.18.9-200.fc43.x86_64\n",
@@ -100,7 +100,7 @@ def without_gpu(root: Path, changes: dict[str, str | Path | None] | None = None)
     return root
 
 
-#: The variables of pixi's detection that stand for a Strix Halo machine.
+#: The environment variables with which pixi behaves as on a Strix Halo machine.
 OVERRIDE, OVERRIDE_ARCH = "CONDA_OVERRIDE_AMDGPU=0", "CONDA_OVERRIDE_AMDGPU_ARCH=11.5.1"
 #: A Radeon RX 7900 XTX, which KFD lists before the APU.
 DISCRETE = {

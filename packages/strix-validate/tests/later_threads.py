@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Machines from public issue threads that were sampled after the doctor was written.
 
-The comment above a machine is the advice that the thread gives its owner.
+The comment above a machine is the advice or the cause that the thread gives its owner.
 """
 
 import errno
@@ -26,7 +26,7 @@ from threads import (
 )
 
 QUESTING = released("ID=ubuntu", 'VERSION_ID="25.10"')
-#: The environment of kyuz0's toolboxes.
+#: The environment in kyuz0's toolbox containers (amd-strix-halo-toolboxes).
 TOOLBOX = environ(VIRTUAL_ENV="/opt/venv", CONDA_PREFIX="", PATH="/opt/venv/bin:/usr/bin") | {
     "run/.toolboxenv": "",
     "run/.containerenv": "",
@@ -69,7 +69,7 @@ def status(user: int, *groups: int) -> dict[str, str]:
 
 
 TORCH = {
-    # AMD's torch also needs the wheel with the kernels of the GPU: torch[device-gfx1151]
+    # AMD's torch also needs the wheel with the GPU's kernels: install torch[device-gfx1151].
     "ROCm/TheRock#7839": Machine(
         VENV
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
@@ -86,7 +86,7 @@ TORCH = {
         | wheels(VENV_SITE, "10.0.0", "rocm_sdk_core", "rocm_sdk_libraries")
         | wheels(VENV_SITE, "10.0.0", "rocm_sdk_device_gfx1151", "amd_torch_device_gfx1151"),
     ),
-    # The nightlies of June 9 to 12 crash when HIP starts.
+    # Install another nightly: ROCm's nightlies of 9 to 12 June 2026 crash when HIP starts.
     "kyuz0/amd-strix-halo-vllm-toolboxes#61": Machine(
         TOOLBOX
         | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260612", hip="7.14.60610")
@@ -100,12 +100,12 @@ TORCH = {
     "kyuz0/amd-strix-halo-vllm-toolboxes#61 the day before": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260608", hip="7.14.60608"),
     ),
-    # A nightly of 7.11 from before the fix of 2025-12-19 faults on fixed kernels.
-    "a nightly of 7.11 before the fix": Machine(
+    # ROCm 7.11 nightlies before the fix of 2025-12-19 page-fault on Linux kernels with the fix.
+    "ROCm 7.11 nightly before the page-fault fix": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.10.0a0+rocm7.11.0a20251212", hip="7.2.53150"),
         {"packages": Expected("error", "ROCm 7.11.0a20251212, which page-faults")},
     ),
-    # ROCm 7.1 of repo.radeon.com crashes: use 7.2 or newer.
+    # torch with ROCm 7.1 from repo.radeon.com crashes: use ROCm 7.2 or newer.
     "unslothai/unsloth#5301": Machine(
         VENV
         | UBUNTU
@@ -117,7 +117,7 @@ TORCH = {
             )
         },
     ),
-    # ROCm's runtime is too old, and so is the kernel.
+    # Update ROCm's runtime and the Linux kernel, because both are too old.
     "ROCm/legacy-rocm-build#5853": Machine(
         VENV
         | released("ID=fedora", "VERSION_ID=43", "VARIANT_ID=silverblue")
@@ -129,7 +129,8 @@ TORCH = {
             "packages": Expected("warning", "ROCm 7.2 and newer are stable", "--force-reinstall"),
         },
     ),
-    # Remove the override, update the kernel and the runtime, and choose a small carve-out.
+    # Remove HSA_OVERRIDE_GFX_VERSION, update the Linux kernel and ROCm's runtime, and choose a
+    # small carve-out in the BIOS.
     "ROCm/legacy-rocm-build#5824": Machine(
         VENV
         | environ(CONDA_PREFIX="", VIRTUAL_ENV="/home/user/venv", HSA_OVERRIDE_GFX_VERSION="11.0.0")
@@ -147,7 +148,8 @@ TORCH = {
             "gtt": Expected("info"),
         },
     ),
-    # Linux 6.17.9 has the kernel's half of the fix. ROCm 7.1.1 lacks the other half, and faults.
+    # Update ROCm: Linux 6.17.9 has the kernel's half of the fix, but ROCm 7.1.1 lacks the other
+    # half and page-faults.
     "kyuz0/amd-strix-halo-toolboxes#45": Machine(
         FIXED_NODE
         | kernel("6.17.9-300.fc43.x86_64")
@@ -160,7 +162,7 @@ TORCH = {
 }
 
 MEMORY = {
-    # Choose 1 GB, the smallest carve-out that this BIOS offers, which frees 7 GiB.
+    # Choose 1 GB in the BIOS, the smallest carve-out that it offers. This frees 7 GiB.
     "peonist-ai/halogen-flash-server#12": Machine(
         RESOLUTE
         | kernel("7.0.0-31-generic")
@@ -175,7 +177,8 @@ MEMORY = {
             "gtt": Expected("info"),
         },
     ),
-    # The option does not exist. pages_limit is set on the command line, and must be changed there.
+    # The option amdgpu.ggtsize does not exist. pages_limit is set on the kernel's command line, so
+    # change it there.
     "kyuz0/amd-strix-halo-toolboxes#39": Machine(
         CACHYOS
         | gtt(124)
@@ -191,7 +194,7 @@ MEMORY = {
             )
         },
     ),
-    # 128 GiB are more than the machine's 125, and gttsize is not needed
+    # Lower the limit: 128 GiB are more than the machine's 125 GiB. amdgpu.gttsize is not needed.
     "kyuz0/amd-strix-halo-toolboxes#16 in GRUB": Machine(
         UBUNTU
         | gtt(128)
@@ -207,7 +210,7 @@ MEMORY = {
             )
         },
     ),
-    # The node's kernel arguments are in Talos' machine configuration.
+    # Change the limit in Talos' machine configuration, which has the node's kernel arguments.
     "defilantech/LLMKube#698": Machine(
         UBUNTU
         | gtt(124)
@@ -248,7 +251,7 @@ MEMORY = {
 }
 
 SETTINGS = {
-    # pt is not a value of amd_iommu.
+    # Remove amd_iommu=pt, because amd_iommu has no value pt.
     "kyuz0/amd-strix-halo-toolboxes#66": Machine(
         kernel("7.0.4-100.fc43.x86_64") | command_line("quiet amd_iommu=pt"),
         {
@@ -261,7 +264,7 @@ SETTINGS = {
         command_line("amd_iommu=on"),
         {"iommu": Expected("info", "With amd_iommu=off", never="remove-args")},
     ),
-    # NixOS writes the files in /etc/modprobe.d from its configuration
+    # Change NixOS' configuration, from which NixOS writes the files in /etc/modprobe.d.
     "NixOS' extraModprobeConfig": Machine(
         NIXOS
         | kernel("6.18.12")
@@ -289,7 +292,7 @@ SETTINGS = {
             )
         },
     ),
-    "a number that the module prints in another way": Machine(
+    "a decimal number that the module prints in hexadecimal": Machine(
         command_line("amd_iommu=off amdgpu.ppfeaturemask=4294934527")
         | {"sys/module/amdgpu/parameters/ppfeaturemask": "0xffff7fff\n"},
         {
@@ -301,7 +304,7 @@ SETTINGS = {
 }
 
 DRIVERS = {
-    # Use the kernel's own driver: remove DKMS and its firmware.
+    # Remove amdgpu-dkms and its firmware, and use the driver of the Linux kernel.
     "ROCm/amdgpu#209": Machine(
         UBUNTU
         | kernel("6.18.14-061814-generic")
@@ -309,7 +312,7 @@ DRIVERS = {
         | {"sys/kernel/debug/dri/1/amdgpu_firmware_info": None},
         {"firmware": Expected("warning", "is loaded before linux-firmware", "autoremove --purge")},
     ),
-    # DKMS brings an older KFD
+    # Remove amdgpu-dkms, which installs an older KFD.
     "ROCm/legacy-rocm-build#5905": Machine(
         QUESTING | kernel("6.18.7-061807-generic") | {"sys/module/amdgpu/version": "6.16.13\n"},
         {"driver": Expected("warning", "DKMS", "--uninstall", reboot=True)},
@@ -325,7 +328,7 @@ DRIVERS = {
             "firmware": Expected("error", "is the bad MES 0x83", "autoremove --purge", reboot=True),
         },
     ),
-    # Update the kernel, remove DKMS, and choose a small carve-out.
+    # Update the Linux kernel, remove amdgpu-dkms, and choose a small carve-out in the BIOS.
     "lmstudio-ai/lmstudio-bug-tracker#1004": Machine(
         UBUNTU
         | kernel("6.14.0-29-generic")
@@ -341,7 +344,7 @@ DRIVERS = {
             "caches": Expected("warning"),
         },
     ),
-    # The override also renames the APU.
+    # Remove HSA_OVERRIDE_GFX_VERSION, because it changes the APU's architecture, too.
     "ROCm/legacy-rocm-build#5696": Machine(
         DISCRETE
         | {f"{KFD}/1/properties": node(120001, 128)}
@@ -352,7 +355,7 @@ DRIVERS = {
             "pixi": Expected("warning"),
         },
     ),
-    # A gfx1152 is not a Strix Halo.
+    # This GPU is a gfx1152, not a Strix Halo.
     "ROCm/TheRock#7952": Machine(
         MINT
         | kernel("7.0.0-31-generic")
@@ -366,7 +369,7 @@ DRIVERS = {
 }
 
 CONTAINERS = {
-    # In a container, the numbers of groups are those of the host.
+    # Give the container the host's group numbers, because its own groups have other numbers.
     "debpalash/VoiceStudio#1274": Machine(
         {".dockerenv": "", "etc/group": "video:x:44:\n"} | status(1000, 39, 105),
         both_devices(Expected("error", "its group is 992", "--group-add $(stat", "usermod"))
@@ -374,7 +377,7 @@ CONTAINERS = {
         errno.EACCES,
         DeviceFile(992, 0o660, 236),
     ),
-    # The user of the container image is no longer root.
+    # Add the host's group, because the user of the container image is no longer root.
     "lemonade-sdk/lemonade#2857": Machine(
         {".dockerenv": "", "etc/group": "render:x:992:\n"} | status(10001, 10001),
         both_devices(Expected("error", "992 (render)", "--group-add $(stat", "usermod"))
@@ -389,12 +392,12 @@ CONTAINERS = {
         errno.EACCES,
         DeviceFile(65534, 0o660, 236),
     ),
-    # flatpak has a permission for all devices, and since version 1.18 a permission for /dev/kfd.
+    # Give the flatpak the permission for all devices, or since flatpak 1.18 that for /dev/kfd.
     "flatpak/flatpak#5383": Machine(
         environ(container="flatpak") | {"dev/kfd": None},
         {"kfd": Expected("error", "(flatpak)", "flatpak override --user --device=all", "recreate")},
     ),
-    # The device files in /dev/dri alone are not enough. Also, this torch is not built for ROCm.
+    # Pass /dev/kfd to the container in addition to /dev/dri, and install a torch for ROCm.
     "Comfy-Org/ComfyUI#14326": Machine(
         VENV | {".dockerenv": "", "dev/kfd": None} | torch(VENV_SITE, "2.12.0+cpu"),
         {
@@ -402,7 +405,8 @@ CONTAINERS = {
             "packages": Expected("error", "the build for CPUs"),
         },
     ),
-    # The host's kernel is too old. Its release is not that of the image.
+    # Update the host's kernel, which is too old. The host may have another distribution than the
+    # image.
     "ollama/ollama#14921": Machine(
         {".dockerenv": ""} | kernel("6.8.0-106-generic") | environ(AMD_LOG_LEVEL="3"),
         {

@@ -180,15 +180,16 @@ def _few_programs(numbers: range, frame: Any) -> list[int]:
 
 
 def watch(launches: Launches, run_all: bool) -> None:
-    """Record what this process's interpreter runs.
+    """Record what Triton's interpreter runs in this process.
 
     Args:
         launches: receives the record.
-        run_all: Run all programs and trips, instead of the first and the last.
+        run_all: Run every program of the grid and every trip of a loop, not only the first and the
+            last.
     """
     from triton.runtime import interpreter
 
-    # interpreter.complete must run before this function, because it replaces the module's range.
+    # Call interpreter.complete before this function, because it replaces interpreter.range too.
     interpreter_range = interpreter.range
     execute = interpreter.GridExecutor.__call__
     interpreter_file = interpreter.__file__

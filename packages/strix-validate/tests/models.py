@@ -141,7 +141,7 @@ FILES = _read("configs")
 FORMATS = FILES.pop("formats")
 #: Models of 2026, with the values of transformers 5.24's configurations and of publishers' files.
 SHAPES = _read("shapes")
-#: Models from public issue threads that had a wrong answer or none.
+#: Models from public issue threads for which `models` gave a wrong answer or none.
 THREADS = _read("threads")
 CONFIGS = _BY_HAND | {
     name: config for name, config in (FILES | SHAPES).items() if name not in _WITHOUT

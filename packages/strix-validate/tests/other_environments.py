@@ -60,7 +60,7 @@ MOVED = {
     "the same in an older manifest": moved(
         "cuda126_generic_py312_h1_200", "CUDA", workspace(*APPENDED, table="project")
     ),
-    "the same, a channel with a priority": moved(
+    "conda-forge's CUDA build, our channel with a low priority": moved(
         "cuda129_mkl_py312_h1_303",
         "CUDA",
         {
@@ -79,7 +79,7 @@ MOVED = {
             )
         },
     ),
-    "conda-forge's CUDA, in a manifest that is none": Machine(
+    "conda-forge's CUDA build, with a malformed manifest": Machine(
         PIXI
         | conda_pytorch(PIXI_META, "cuda129_mkl_py312_h1_303", CONDA_FORGE)
         | torch(PIXI_SITE, "2.10.0", "conda", **CUDA)
@@ -160,7 +160,7 @@ MOVED = {
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
         {"packages": Expected("error", "of the virtual environment is loaded", "deactivate")},
     ),
-    "a virtual environment that shows our torch": Machine(
+    "a virtual environment with access to our environment's torch": Machine(
         environ(VIRTUAL_ENV="/home/user/venv", CONDA_PREFIX="")
         | {
             "home/user/venv/pyvenv.cfg": "home = /home/user/env/bin\n"
@@ -175,7 +175,7 @@ MOVED = {
         | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
     ),
-    "a user's triton before the environment's": Machine(
+    "a triton in the user's folder, loaded before the environment's": Machine(
         {f"{USER_SITE}/triton-3.9.0.dist-info/INSTALLER": "pip"},
         {
             "packages": Expected(
@@ -185,14 +185,14 @@ MOVED = {
             )
         },
     ),
-    "AMD's torch of the user before ours": Machine(
+    "AMD's torch in the user's folder, loaded before ours": Machine(
         torch(USER_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
         {"packages": Expected("error", "of the user's folder is loaded before", "docs/move.md")},
     ),
 }
 
 ENVIRONMENTS = {
-    "a user's torch before the environment's": Machine(
+    "a torch in the user's folder, loaded before the environment's": Machine(
         torch(USER_SITE, "2.9.0", **CUDA),
         {
             "packages": Expected(
@@ -200,10 +200,10 @@ ENVIRONMENTS = {
             )
         },
     ),
-    "a user's torch that is not seen": Machine(
+    "a torch in the user's folder that PYTHONNOUSERSITE hides": Machine(
         environ(PYTHONNOUSERSITE="1") | torch(USER_SITE, "2.9.0", **CUDA)
     ),
-    "a user's torch beside a virtual environment": Machine(
+    "a torch in the user's folder that a virtual environment hides": Machine(
         VENV
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | torch(USER_SITE, "2.9.0", **CUDA)
@@ -216,7 +216,7 @@ ENVIRONMENTS = {
             )
         },
     ),
-    "a virtual environment that shows the system's": Machine(
+    "a virtual environment with access to the system's packages": Machine(
         VENV
         | torch("usr/lib/python3/dist-packages", "2.9.0", **CUDA)
         | {
@@ -226,7 +226,7 @@ ENVIRONMENTS = {
         },
         {"packages": Expected("error", "the build for CUDA", "--force-reinstall")},
     ),
-    "a torch that a .pth file names": Machine(
+    "a torch in a folder that a .pth file names": Machine(
         VENV
         | torch("srv/torch", "2.9.0", **CUDA)
         | {f"{VENV_SITE}/more.pth": "import os\n/srv/torch\n"},
@@ -253,15 +253,15 @@ ENVIRONMENTS = {
         | torch(VENV_SITE, "2.9.1+rocm7.13.0", hip="7.13.1")
         | {f"{VENV_SITE}/rocm_sdk_libraries_gfx1151-7.13.0.dist-info/INSTALLER": "pip"},
     ),
-    "a nightly before the fix": Machine(
+    "a ROCm nightly before the page-fault fix": Machine(
         VENV | torch(VENV_SITE, "2.10.0a0+rocm7.10.0a20251015", hip="7.1.5"),
         {"packages": Expected("error", "ROCm 7.10.0a20251015, which page-faults")},
     ),
-    "a dated nightly before the fix": Machine(
+    "a nightly whose version is only a date, before the page-fault fix": Machine(
         VENV | torch(VENV_SITE, "2.7.0a0+rocmsdk20250801", hip="6.5.2"),
         {"packages": Expected("error", "page-faults")},
     ),
-    "an old ROCm on an old kernel": Machine(
+    "an old ROCm on an old Linux kernel": Machine(
         VENV
         | torch(VENV_SITE, "2.9.1+rocm6.4", hip="6.4.43483")
         | kernel("6.17.7-300.fc43.x86_64"),
@@ -321,10 +321,10 @@ ENVIRONMENTS = {
         | {"opt/rocm-6.4.1/.info/version": "6.4.1-83\n"},
         {"runtime": Expected("info", "torch has its own"), "caches": Expected("warning")},
     ),
-    "Arch's own ROCm, which has the fix": Machine(
+    "Arch's own ROCm, which has the page-fault fix": Machine(
         released("ID=arch") | {"opt/rocm/.info/version": "7.1.1\n"}, {"caches": Expected("warning")}
     ),
-    "Fedora's own torch, whose runtime has the fix": Machine(
+    "Fedora's own torch, whose ROCm has the page-fault fix": Machine(
         environ(CONDA_PREFIX="", PATH="/usr/bin")
         | torch("usr/lib64/python3.14/site-packages", "2.9.1", "rpm", hip="6.4.43484")
     ),
@@ -333,7 +333,7 @@ ENVIRONMENTS = {
         | torch("usr/lib64/python3.14/site-packages", "2.9.1+rocm6.4", hip="6.4.43484"),
         {"packages": Expected("error", "contains ROCm 6.4, which page-faults")},
     ),
-    "a user's torch of Debian's Python": Machine(
+    "a torch in the user's folder of Debian's Python": Machine(
         environ(CONDA_PREFIX="", PATH="/usr/bin")
         | torch("home/user/.local/lib/python3.13/site-packages", "2.9.1", **CUDA)
         | {"usr/lib/python3.13/os.py": "", "usr/lib/python3/dist-packages/x": ""},
@@ -343,20 +343,20 @@ ENVIRONMENTS = {
             )
         },
     ),
-    "a virtual environment that PATH alone names": Machine(
+    "a virtual environment that is only on PATH": Machine(
         environ(CONDA_PREFIX="", PATH="/home/user/.local/bin:/opt/venv/bin:/usr/bin")
         | torch("home/user/.local/lib/python3.12/site-packages", "2.13.0+rocm10.0.0", hip="7.15")
         | torch("opt/venv/lib/python3.12/site-packages", "2.9.1", **CUDA)
         | {"opt/venv/pyvenv.cfg": "home = /usr/bin\n", "opt/venv/bin/python3": ""},
         {"packages": Expected("error", "the build for CUDA")},
     ),
-    "two environments, of which the virtual one was activated last": Machine(
+    "a virtual environment activated after a conda environment": Machine(
         environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/venv/bin:/home/user/env/bin")
         | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
         | torch(VENV_SITE, "2.9.1", **CUDA),
         {"packages": Expected("error", "the build for CUDA")},
     ),
-    "two environments, of which conda's was activated last": Machine(
+    "a conda environment activated after a virtual environment": Machine(
         environ(VIRTUAL_ENV="/home/user/venv", PATH="/home/user/env/bin:/home/user/venv/bin")
         | {"home/user/venv/pyvenv.cfg": "home = /usr/bin\n"}
         | torch(VENV_SITE, "2.9.1", **CUDA),

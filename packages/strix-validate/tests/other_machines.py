@@ -104,7 +104,7 @@ KERNELS = {
         {"run/.containerenv": "", "run/.toolboxenv": ""},
         "on the host: sudo apt update",
     ),
-    "a mended kernel that was not started": Machine(
+    "a fixed kernel that is installed but not booted": Machine(
         kernel("7.0.0-28-generic")
         | UBUNTU
         | {

@@ -34,10 +34,10 @@ import launches
 import torch
 
 RECORD = Path(__file__).with_name("coverage.json")
-#: This name takes the place of a case's name if several cases have the same value.
+#: coverage.json has this word instead of the name of a case if several cases have the same value.
 SEVERAL = "several"
 _SECONDS = 600
-#: Kinds of values of a required argument. An argument that has only one of them is no gap.
+#: Kinds of values of a required argument. It is no gap if an argument has only one kind of value.
 REQUIRED = {"a tensor", "a number", "a value"}
 #: Cases that run in full, because their first and last programs do nothing. Those programs have
 #: tokens without an adapter, or adapters without tokens.
@@ -97,7 +97,7 @@ def record_library(library: str, vllm: Path | None, keep: Path) -> None:
 
     stand_in.install()
     interpreter.complete()
-    # Results may be any number if only few trips of loops run.
+    # If only some trips of a loop run, results are arbitrary, and numpy warns about them.
     warnings.simplefilter("ignore", RuntimeWarning)
     torch.set_num_threads(1)
     modules = (coverage_cases.LIBRARIES[library],)
@@ -148,7 +148,7 @@ def merge(records: dict[str, dict]) -> dict:
 
 
 def _drop_constant_values(merged: dict) -> dict:
-    """Return a merged record without flags that are sizes and arguments that do not vary."""
+    """Remove flags that are sizes, and arguments that do not vary, from a merged record."""
     kernels = {}
     for name, kernel in merged["kernels"].items():
         flags = {
@@ -179,7 +179,7 @@ def _add_values(owners: dict[str, str], values: dict[str, bool], case: str) -> N
 
 
 def _merge_count(entry: list, count: int, case: str) -> list:
-    """Return the larger count, and the name of the only case with a count above 1."""
+    """Return the larger count, and the case with a count above 1, or SEVERAL if there are more."""
     largest, owner = entry
     if count > 1:
         owner = SEVERAL if owner else case
@@ -187,7 +187,7 @@ def _merge_count(entry: list, count: int, case: str) -> list:
 
 
 def write_record(libraries: Iterable[str], keep: Path) -> None:
-    """Write coverage.json, in which the records of these libraries are replaced by the folder's."""
+    """Replace the records of these libraries in coverage.json by those in the folder `keep`."""
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     for library in libraries:
         cases = {case.name: case.digest() for case in coverage_cases.quick_cases(library)}

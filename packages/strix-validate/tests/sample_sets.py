@@ -40,15 +40,15 @@ SETS = {
     "liger-kernel": lambda: map(defer, *zip(*liger.SHIPPED["sample"], strict=True)),
     "sageattention": lambda: map(defer, *zip(*sage.SHIPPED["sample"], strict=True)),
 }
-#: Maximum number of workgroups of a launch. The workgroups of sageattention take long, and those of
-#: liger and aiter are short.
+#: Maximum number of workgroups of a launch that are executed: few for sageattention, whose
+#: workgroups take long, and many for liger and aiter, whose workgroups are short.
 MAX_WORKGROUPS = dict.fromkeys(SETS, 32) | {"sageattention": 2, "liger-kernel": 2048}
 if has_aiter():
     MAX_WORKGROUPS["flash-attn"] = 2048
 
 
 class Executed:
-    """Executes and records launches. `are_complete` tells which launches ran completely."""
+    """Executes and records launches. `are_complete` has for each launch whether all of it ran."""
 
     def __init__(self, max_workgroups: int) -> None:
         self.max_workgroups = max_workgroups

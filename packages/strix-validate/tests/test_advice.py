@@ -104,9 +104,9 @@ def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
 
 
 def test_blocks_of_fp8_are_slow() -> None:
-    """In lemonade-sdk/vllm-rocm#36, a 27B model generates 0.5 tokens/s.
+    """`models` warns that FP8 in blocks is slow: 0.5 tokens/s in lemonade-sdk/vllm-rocm#36.
 
-    With weights of 8 bits in groups, a 27B model generates 3.7 tokens/s.
+    With weights of 8 bits in groups instead, a 27B model generates 3.7 tokens/s.
     """
     config = SHAPES["Qwen3.8-27B"]
     text = describe_answer(config | {"quantization_config": FORMATS["fp8-blocks"]})

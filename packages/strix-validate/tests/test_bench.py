@@ -142,14 +142,14 @@ def test_full_attention_of_the_published_table_is_counted_as_full():
 
 
 def test_a_timing_survives_the_way_out_of_a_child():
-    """A child process can only return tensors."""
+    """A Timing is packed in tensors, because a child process can return only tensors."""
     original = Timing(1.5, 1.25, 2.0, 7, "attn_fwd (BLOCK_M=128 num_warps=8, 256 VGPRs, 0 spilled)")
     assert Timing.unpack(original.pack()) == original
     assert Timing.unpack(Timing(1.0, 1.0, 1.0, 5).pack()).kernels == ""
 
 
 def test_the_tile_of_a_launch_is_told():
-    """The tile is read from Triton's compiled kernel, without constants that choose no tile."""
+    """The description has the tile's constants from the compiled kernel, but no other constants."""
     kernel = SimpleNamespace(
         name="attn_fwd",
         src=SimpleNamespace(

@@ -30,7 +30,7 @@ PATTERNS = [pattern for entry in REASONS for pattern in entry["of"]]
 
 
 def list_gaps(record: dict) -> Iterator[str]:
-    """Yield the gaps in a library's record: values, programs and trips that no case has."""
+    """Yield the gaps in a library's record, such as a loop of which no case makes two trips."""
     for kernel, parts in record["kernels"].items():
         for flag, values in parts["flags"].items():
             compared = parts["compared"].get(flag, ())
@@ -99,7 +99,10 @@ def new_gaps(library: str, record: dict) -> list[str]:
 @skip_without("triton")
 @pytest.mark.parametrize("run_all", [False, True])
 def test_what_a_launch_is_recorded_as(run_all):
-    """The record is the same if few programs run, because the last program makes the most trips."""
+    """Running only some programs of the grid gives the same record.
+
+    In this kernel, the last program makes the most trips of the loop, and the last program runs.
+    """
     program = (
         "import json, interpreted, record_coverage; from strix_validate.triton import interpreter; "
         "interpreter.complete(); "
@@ -163,7 +166,7 @@ def test_each_reason_has_a_gap():
 
 
 def owners(record: dict) -> set[str]:
-    """Return each case that is the only one with a value, or with several programs or trips."""
+    """Return the cases that alone have a value, or alone have more than one program or trip."""
     names = set()
     kernels = list_kernels(record)
     for parts in [*record["functions"].values(), *(kernel["flags"] for kernel in kernels)]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run the doctor on fake hosts: healthy, with one fault, with several faults, and with garbage."""
+"""Run the doctor on machines made of files: healthy, with one or more faults, and with garbage."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def with_ray(tmp_path):
 
 @pytest.fixture
 def cable(monkeypatch):
-    """Give the machine one address, on the cable, and as many open files as a cluster needs."""
+    """Mock a machine with one address, on a Thunderbolt link, and with enough open files."""
     limits = (cluster_machine.FILES, cluster_machine.FILES)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
     link = cluster_machine.Link("10.77.0.1", "thunderbolt0")

@@ -92,7 +92,7 @@ def test_the_terminal_says_whether_to_reboot(check, words, tmp_path):
 
 
 def test_a_record_keeps_it():
-    """Older records have neither needs_reboot nor source, and can still be read."""
+    """A record keeps needs_reboot and source. Older records, which lack them, can still be read."""
     check = Check("doctor/gtt", "t", "w")
     result = Result(
         check, State.PASSED, "half", {}, Severity.WARNING, "raise it", needs_reboot=True

@@ -99,7 +99,7 @@ def test_caches_of_a_systems_packages(file, tmp_path):
 
 def test_caches_of_a_virtual_environment(tmp_path):
     """Wheels have no record in conda-meta. Their dist-info has the time of installation."""
-    machine = MACHINES["a user's torch beside a virtual environment"]
+    machine = MACHINES["a torch in the user's folder that a virtual environment hides"]
     hosts.make(tmp_path, machine.files)
     wheels = list(tmp_path.glob("home/user/venv/lib/python3.12/site-packages/*.dist-info"))
     assert wheels

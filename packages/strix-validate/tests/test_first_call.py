@@ -50,7 +50,7 @@ def find_kernels(calls: Sequence[Call]) -> set[str]:
 
 
 def deferred(builds: list[partial], dtype: torch.dtype = torch.bfloat16) -> list[DeferredCall]:
-    """Return calls of vLLM's kernels."""
+    """Return calls that make their tensors only when they run."""
     return [DeferredCall("step", build, dtype, {"source": SOURCE}) for build in builds]
 
 
@@ -70,7 +70,7 @@ def shipped() -> set[str]:
     return find_kernels(vllm_calls.vllm_set("full", SOURCE))
 
 
-#: Numbers of tokens in a step, including numbers with which no set was made.
+#: Numbers of tokens in a step, including numbers for which no call of a kernel set was made.
 STEP_TOKENS = (
     1,
     2,
@@ -116,7 +116,7 @@ def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
 
 
 def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
-    """Return a server's steps with linear attention: one prompt, several prompts, and decoding."""
+    """Return calls of linear attention in a server's steps: one prompt, several, and decoding."""
     (linear,) = read_layers(CONFIGS[model]).linear
     heads = {"heads": keys * linear.heads, "value_heads": keys * linear.value_heads}
     channels = 128 * (2 * heads["heads"] + heads["value_heads"])
@@ -131,7 +131,7 @@ def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
 
 
 def first_choices(vocabulary: int) -> list[DeferredCall]:
-    """Return a server's steps that sample tokens."""
+    """Return calls of the kernels that choose the tokens of a server's step."""
     builds = [
         partial(sampling.penalized, vocabulary=vocabulary, prompt=9, generated=64),
         partial(sampling.scaled, vocabulary=vocabulary),
@@ -152,7 +152,7 @@ def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
 
 
 def first_steps(model: str) -> dict[str, list[Call]]:
-    """Return all launches of vLLM's Triton kernels in a server's steps, by part of the model."""
+    """Return the calls of vLLM's Triton kernels in a server's steps, by part of the model."""
     layers = read_layers(CONFIGS[model])
     latent = [
         partial(mla.latent, keys=(n,) * count, heads=x.heads, rank=x.rank, rope=x.rope)
@@ -193,7 +193,7 @@ def test_sampling_of_no_set_is_counted(shipped: set[str]) -> None:
 
 @needs_vllm
 def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
-    """Nine query heads for a key head need two kernels: for prefill and decoding."""
+    """No set has kernels for nine query heads per key head: prefill and decoding lack one each."""
     kernels = find_kernels(first_calls([replace(LAYERS["Llama-3.1-8B"], heads=72)], torch.bfloat16))
     assert len(kernels - shipped) == 2
 
@@ -281,7 +281,7 @@ def test_encoders_compile_nothing(model: str, shipped_flash: set[str]) -> None:
 
 @needs_flash_attn
 def test_flash_attn_of_no_set_is_counted(shipped_flash: set[str]) -> None:
-    """A head dimension of no set is counted, even if a tile of a set would hold it."""
+    """Kernels for a head dimension that no set has are counted, even if a larger tile would fit."""
     layers = replace(read_layers(CONFIGS["Phi-4"]), attention=[Attention(4, 2, 112)])
     kernels = find_kernels(list(first_flash_calls("Phi-4", layers)))
     assert len(kernels - shipped_flash) > 3
@@ -304,7 +304,7 @@ def test_a_model_of_the_table_compiles_nothing(model: str) -> None:
         if "sliding_window" in change and not config.get("sliding_window"):
             continue
         if change and "linear_num_key_heads" in config:
-            continue  # the size of a block depends on the heads
+            continue  # here, a block of the KV cache depends on the number of heads
         beyond = warm.beyond_table(read_layers(config | change))
         assert not beyond.attention
         assert not beyond.experts
@@ -365,12 +365,12 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_table_has_what_config_says(model: str) -> None:
-    """A model of the table has all layers of its row. Layers of other models are in some row."""
+    """A config has only layers of the table of models: of its own row, if it has one."""
     layers = read_layers(CONFIGS[model])
     beyond = warm.beyond_table(layers)
     assert not any(getattr(beyond, part) for part in PARTS), beyond
     if row := MODELS.get(model):
-        # A file has its experts in one format.
+        # The row lists the experts in several formats, but a config has them in one.
         assert [*layers.attention] == row.layers.attention
         assert layers.experts == [
             x for x in row.experts_by_format().values() if x in layers.experts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of models, and the few rows of the table that quick checks have."""
+"""Check the table of models, and that quick checks cover its values with few cases."""
 
 from dataclasses import replace
 from itertools import combinations, product
@@ -84,7 +84,7 @@ def test_a_config_can_be_pasted_into_the_table(model):
 
 
 def keywords(cases) -> tuple[list, list]:
-    """Return the arguments with which quick cases are built, and the arguments of all cases."""
+    """Return the arguments of quick cases, and the arguments of all cases."""
     quick = [case.build.keywords for case in cases.values() if case.size is Size.QUICK]
     return quick, [case.build.keywords for case in cases.values()]
 
@@ -115,7 +115,7 @@ MIXTURES = [layer for row in MODELS.values() for layer in row.experts_by_format(
 LATENT = [layer for row in MODELS.values() for layer in row.layers.latent]
 ANGLES = [row.rope for row in MODELS.values() if row.rope]
 LINEAR = [layer for row in MODELS.values() for layer in row.layers.linear]
-#: By family of vLLM's kernels and argument, the argument's values in the table of models.
+#: The values that the table of models has for an argument of a group of vLLM's kernels.
 QUICK_HAS = {
     ("experts", "top_k"): {layer.top_k for layer in MIXTURES},
     ("experts", "group"): {layer.group for layer in MIXTURES if layer.group},

@@ -63,7 +63,7 @@ def detached(shape, x, weight, bias):
 
 
 def lagging(kind, a):
-    """Scale a part of one column wrongly, as a wave did in rocSOLVER's potf2."""
+    """Scale part of one factor's column wrongly, as a wave did in rocSOLVER's potf2."""
     first, *factors = factorise(kind, a)
     first = first.clone()
     first[-1, -4:, 3] *= 1.01
@@ -76,7 +76,7 @@ def without_pivots(kind, a):
 
 
 def lost_summand(tokens, incoming):
-    """Leave the last token out of one column."""
+    """Return a gradient of an embedding that lacks two tokens in one column."""
     incoming[-1, 5] = 0
     incoming[0, 5] = 0
     return gradient(tokens, incoming)
@@ -141,7 +141,7 @@ FAULTS = {
         "host-memory/managed-weights",
     ),
 }
-#: Part of the reason of a failed check, by the group of its id.
+#: Part of a failed check's reason, by the group in the check's id.
 REASONS = {"factors": "rows: the product of the factors", "gradients": "sums of whole numbers"}
 
 
@@ -186,7 +186,7 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
     assert "MIOpen/issues/3964" in result.reason
     assert "MIOPEN_FIND_MODE=FAST" in result.fix
     assert "torch.backends.cudnn.enabled" in result.fix
-    # The variable is no remedy if the activation has set it already.
+    # MIOPEN_FIND_MODE is no remedy if the environment's activation has set it already.
     monkeypatch.setenv("MIOPEN_FIND_MODE", "FAST")
     (default,) = [c for c in convolution.checks() if c.id == "conv/default/2d-same-float16"]
     result = convolution.add_remedy(Result(default, State.FAILED, failed.reason))
@@ -249,7 +249,7 @@ def test_a_broken_process_fails_one_check_only(fault, reason, monkeypatch, tmp_p
 )
 def test_a_gpu_is_asked_in_many_rounds(device, name, rounds, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
-    # The test must also run on a machine without a GPU.
+    # Do not move tensors to the GPU, so that the test also runs on a machine without one.
     monkeypatch.setattr(torch.Tensor, "to", lambda t, device, dtype=None: t.type(dtype or t.dtype))
     (check,) = [c for c in races.checks() if c.id == "gradients/embedding-float32"]
     measured = races.checks()[check](RunOptions(device=device))

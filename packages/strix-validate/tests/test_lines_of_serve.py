@@ -31,7 +31,7 @@ TESTS = Path(__file__).parent
 ALL = PLAIN | CASES
 #: GiB that the GPU may use, on machines with 32, 64, 96 and 128 GiB.
 MACHINES = (24, 56, 88, 120)
-#: Tokens of a block, and of the chunks into which vLLM cuts a prompt.
+#: Number of tokens in a block of the KV cache, and in a chunk into which vLLM cuts a prompt.
 BLOCK, CHUNK = 16, 2048
 
 
@@ -64,7 +64,8 @@ def count_cache_bytes(config: dict, length: int) -> int:
             kinds[page] = kinds.get(page, 0) + 1
     if not kinds:
         return 0
-    # A group has as many layers as the rarest kind. The last group of each kind is padded.
+    # vLLM divides the layers of each kind into groups of equal size: as many layers as the rarest
+    # kind has. The last group of a kind is padded.
     size = min(kinds.values())
     if max(kinds.values()) < 1.5 * size:
         size = max(kinds.values())
@@ -77,7 +78,7 @@ def count_cache_bytes(config: dict, length: int) -> int:
 
 
 def describe_page(text: dict, mixer: str) -> tuple[int, int] | None:
-    """Return the bytes of a block of 16-bit numbers, and the window. None: nothing is cached."""
+    """Return the bytes of a cache block in 16 bits, and the window; None if nothing is cached."""
     if mixer in ("linear_attention", "mamba", "conv", ""):
         return None
     if rank := text.get("kv_lora_rank"):
@@ -105,7 +106,7 @@ def refusal(config: dict, arguments: list[str]) -> str:
 def list_lines(
     machines: Iterable[int], monkeypatch: pytest.MonkeyPatch
 ) -> dict[tuple[str, int], list[str]]:
-    """Return the arguments by model and machine, for the models that fit and start."""
+    """Return the arguments by model and machine, for the models that can start."""
     lines = {}
     for name, gib in product(ALL, machines):
         line = find_arguments(name, gib, monkeypatch)

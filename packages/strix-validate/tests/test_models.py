@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare the table of `strix-validate models` with vLLM's code and the page; pass bad input.
+"""Compare the table of `strix-validate models` with vLLM's code and with docs/models.md.
+
+Some tests pass bad input to the command.
 
 To compare with vLLM's code, set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches,
 in an environment that has vLLM's requirements. The last result is in
@@ -78,10 +80,10 @@ ALLOCATES = {
 
 
 def list_differences(config: dict, answer: dict) -> list[str]:
-    """Return the differences between vLLM's answer and the rows of the table."""
+    """Return the differences between vLLM's choices for a model and the rows of the table."""
     rows = table.find_rows(config)
-    # Rows with both a kernel and a refusal are left out, because vLLM refuses that kernel only for
-    # a device, and here is no device.
+    # Leave out refusals of rows that also have a kernel: vLLM refuses that kernel only on a device,
+    # and there is no device here.
     if refused := [row.refused for row in rows if row.refused and not row.chosen]:
         return [words for words in refused if words not in answer.get("error", "")]
     expected: dict[str, set[str]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Records, the table of skips, and the list of tiers."""
+"""Tests of records, of the table of skips, and of the list of tiers."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_record_survives_its_own_json(tmp_path):
     ],
 )
 def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, reason):
-    """A comparison that proves nothing fails in a new result, and in a record written by hand."""
+    """A passed comparison whose numbers prove nothing fails, and a record with it is refused."""
     passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
     written = record.make_check_record("x", passed)
     assert written.state is State.FAILED
@@ -162,7 +162,10 @@ def test_a_skip_that_is_not_expected_fails():
     ],
 )
 def test_what_a_smaller_set_of_kernels_lacks_is_a_skip(build, error, state, tmp_path, monkeypatch):
-    """If the set has all kernels, the same error fails. A wrong number fails with any set."""
+    """An error of a missing kernel is a skip only if the set of kernels is known to lack it.
+
+    A wrong number fails with any set.
+    """
     (tmp_path / "conda-meta").mkdir()
     (tmp_path / f"conda-meta/aotriton-images-gfx1151-0.12.0-{build}.json").touch()
     check = Check("sdpa/efficient/full-float32", "", "")
@@ -199,7 +202,10 @@ def test_select_and_misspelt_names():
 
 
 def test_only_means_the_same_in_every_tier():
-    """A tier's name selects the whole tier, even if few ids of the tier begin with the name."""
+    """The option --only selects the same checks, whether one tier or all tiers run.
+
+    A tier's name selects the whole tier, even if few ids of the tier begin with the name.
+    """
     all_tiers = {name: list(tiers.load(name).checks()) for name in tiers.TIERS}
     for name, checks in all_tiers.items():
         for tiers_to_search in ({name: checks}, all_tiers):

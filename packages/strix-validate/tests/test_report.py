@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The report as a page and on the terminal, with its plots."""
+"""Tests of the report: its page, its output on the terminal, and its plots."""
 
 import sys
 

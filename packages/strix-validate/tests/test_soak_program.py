@@ -142,7 +142,7 @@ def running(tmp_path):
 
 
 def wait_for_rows(folder, process):
-    """Wait until the table has a row of a load; yield the worker's process id."""
+    """Wait until the recorded table has a row of a load; yield the worker's process id."""
     while process.poll() is None:
         text = "".join(file.read_text() for file in folder.glob("*.csv"))
         if ",attention,0," in text:

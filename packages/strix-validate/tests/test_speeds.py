@@ -119,7 +119,7 @@ def test_a_malformed_table_is_refused_with_its_row(text, words):
 
 
 def test_a_malformed_table_costs_no_result(monkeypatch, capsys):
-    """All other results of the run are shown."""
+    """If speeds.toml is malformed, the report still shows all results of the run."""
     load = speeds.load
     monkeypatch.setattr(speeds, "load", lambda: load("[[speed]"))
     show(make(*results(bench_copy={"copy_gbps": 90.0})), Console(width=200))

@@ -118,7 +118,7 @@ SPOILT = {
         "another batch": ("out", lambda x: x.flip(0)),
         "head dimension": ("out", lambda x: x.roll(1, -1)),
     },
-    (gguf, "q8_1"): {  # a case that does not need the package gguf
+    (gguf, "q8_1"): {  # this case does not need the package gguf
         "scales of another group": ("out", lambda x: x * 1.02),
         "another expert": ("experts", lambda x: x.roll(1, 0)),
         "one row": ("weights", _all_rows_but_one),
@@ -144,7 +144,7 @@ def test_spoilt_answers_of_a_package_are_caught(case):
 
 @pytest.mark.parametrize("library", (vllm_checks, *PACKAGES), ids=lambda library: library.MODULE)
 def test_a_gpu_computes_each_case_in_bfloat16_too(library):
-    """Cases that are only in float16 or float32 are in a list of the library, with a reason."""
+    """Cases without bfloat16 are in the list FLOAT16_OR_32 of their library, with a reason."""
     names = {name.removesuffix("-bfloat16") for name in package_checks.in_bfloat16(library)}
     exceptions = getattr(library, "FLOAT16_OR_32", ())
     without_bfloat16 = library.COMPUTED.keys() - names
@@ -182,7 +182,7 @@ def test_what_is_wrong_in_bfloat16_alone_is_caught(case):
 
 
 def test_a_loss_of_logits_in_16_bits_passes():
-    """Rounding a logit by half an eps changes the logit's weight, which large vocabularies show."""
+    """The bound allows the rounding of logits, which changes weights in a large vocabulary."""
     for name, case in package_checks.in_bfloat16(liger).items():
         if name.startswith("loss-") and case.size is Size.QUICK:
             call, expected = make(case)
@@ -220,7 +220,8 @@ def test_no_element_of_sageattentions_inputs_lies_between_two_codes():
 def test_the_interpreter_knows_what_a_compiled_kernel_knows():
     """Floats and loop counters have a tensor's methods, and libdevice's functions and masks work.
 
-    Without interpreter.complete, Triton 3.9 refuses a mask of a scalar's condition and a block's.
+    Without interpreter.complete, Triton 3.9 refuses a mask that combines a scalar's condition with
+    a block's.
     """
     from interpreted import Interpreted
 
@@ -256,7 +257,10 @@ def test_a_token_goes_to_experts_that_differ():
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_8_bits_cost(causal, head_dim):
-    """docs/validate.md has these errors: 1.2 % of the root mean square, and 0.03 % for float16."""
+    """Attention in 8 bits has an error of 1.2 %, and attention in float16 one of 0.03 %.
+
+    The errors are relative to the root mean square. docs/validate.md states them.
+    """
     generator = torch.Generator().manual_seed(1)
     call, expected = sage.attention(
         lambda *shape: torch.randn(shape, generator=generator).half(),

@@ -40,7 +40,10 @@ def build_call(name: str, seed: str):
 
 
 def judge(name: str, tensor: str = "", spoil=None, seed: str = "a"):
-    """Return the check's verdict about its own reference's results, one of which may be spoilt."""
+    """Return a check's verdict on the results of its own reference.
+
+    `spoil` changes the result `tensor`, so that the check must fail.
+    """
     call, expected = build_call(name, seed)
     results = dict(expected(call.dtype))
     if spoil:
@@ -71,19 +74,27 @@ def _without_the_fourth(x):
     return x[:, [0, 1, 2, 2, 4, 5]]
 
 
-#: By name: the check, the result that is spoilt, and the function that spoils it.
+#: For each fault: the check, the result that is spoilt, and the function that spoils it.
 SPOILT = {
-    "NaN of an unused slot in prefill": ("prefill", "out", lambda x: x * float("nan")),
+    "NaN of an unused slot reaches prefill's result": (
+        "prefill",
+        "out",
+        lambda x: x * float("nan"),
+    ),
     "one row": ("layer-Qwen2.5-7B-decode-fp8", "out", _fill(0, 0, 0.5)),
     "another group's keys": ("layer-Qwen2.5-0.5B-prefill", "out", lambda x: x.roll(7, 1)),
     "every token the one before": ("model", "logprobs", lambda x: x.roll(1, 0)),
     "the last of 24 tokens": ("model-experts", "logprobs", _fill(0, 23, -4.5)),
     "the next slot": ("reshape-and-cache", "cache", lambda x: x.roll(1, 2)),
     "a row of a graph's padding": ("decode", "rest", lambda x: x * 0),
-    "NaN of a key that is outside the window": ("decode-window", "out", lambda x: x * torch.nan),
+    "NaN of a key outside the window reaches the result": (
+        "decode-window",
+        "out",
+        lambda x: x * torch.nan,
+    ),
     "another expert": ("moe", "out", lambda x: x.roll(1, 1)),
     "another token's norm": ("rms-norm", "out", lambda x: x.roll(1, 0)),
-    "keys behind the 2048th": ("decode-2100", "out", lambda x: x * 1.01),
+    "keys after the 2048th": ("decode-2100", "out", lambda x: x * 1.01),
     "the group of four": ("layer-Phi-4-mini-window-prefill", "out", _without_the_fourth),
     "the group of four in decoding": (
         "layer-Granite-3.1-3B-A800M-decode-fp8",
@@ -92,7 +103,7 @@ SPOILT = {
     ),
     "the fifth sequence": ("decode-batch6", "out", lambda x: x[[0, 1, 2, 3, 3, 5]]),
     "a block's sequence": ("prefill-batch6", "out", lambda x: x.roll(3, 0)),
-    "lanes behind the 128th": (
+    "lanes after the 128th": (
         "layer-Gemma-3-1B-window-prefill",
         "out",
         lambda x: x.roll(128, -1),
@@ -111,12 +122,16 @@ SPOILT = {
     "a block's scale of an expert": ("moe-fp8", "out", lambda x: x * 1.02),
     "a group's scale of an expert": ("moe-int4", "out", lambda x: x * 1.02),
     "one token too many": ("top-k-top-p", "kept", _put(4, 1.0)),
-    "one token too many far below zero": ("top-k-top-p-low", "kept", _put(4, 1.0)),
-    "a head of the neighbour far below zero": ("mla-decode-low", "out", lambda x: x.roll(1, 1)),
+    "one token too many kept, logits far below zero": ("top-k-top-p-low", "kept", _put(4, 1.0)),
+    "the neighbouring head's result, scores far below zero": (
+        "mla-decode-low",
+        "out",
+        lambda x: x.roll(1, 1),
+    ),
     "a logsumexp of 0": ("merge-states-low", "lse", lambda x: x * 0),
     "no token left": ("top-p", "kept", lambda x: x * 0),
-    "a logit of the neighbour": ("top-k-top-p", "logits", lambda x: x.roll(1, 1)),
-    "a penalty of the neighbour": ("penalties", "logits", lambda x: x.roll(1, 0)),
+    "the neighbouring token's logit": ("top-k-top-p", "logits", lambda x: x.roll(1, 1)),
+    "the neighbouring row's penalty": ("penalties", "logits", lambda x: x.roll(1, 0)),
     "a threshold without a token": ("temperature-min-p", "kept", lambda x: x.roll(1, 1)),
     "a temperature of 0.61": ("temperature-min-p", "logits", lambda x: x * 0.6 / 0.61),
     "greedy, and not the best": ("gumbel", "greedy", lambda x: x.roll(1, 1)),
@@ -125,16 +140,16 @@ SPOILT = {
     "a draft that is refused": ("rejection", "agreed", _put(0, -1.0)),
     "a token that cannot be": ("rejection", "wrong", lambda x: x + 1),
     "accepted each time": ("rejection", "alike", lambda x: x + 1),
-    "a head of the neighbour": ("mla-decode", "out", lambda x: x.roll(1, 1)),
+    "the neighbouring head's result": ("mla-decode", "out", lambda x: x.roll(1, 1)),
     "NaN of an unused slot": ("mla-decode-512", "out", lambda x: x * float("nan")),
     "a scale of 1": ("mla-decode-fp8", "out", lambda x: x * 2),
     "a logsumexp without its maximum": ("mla-decode", "logsumexp", lambda x: x - 0.1),
     "a token's cached part": ("merge-states", "out", lambda x: x.roll(1, 0)),
     "NaN where nothing is cached": ("merge-states", "lse", _put(0, float("nan"))),
-    "one of equal logits too many": ("top-k-ties", "kept", _put(4, 1.0)),
+    "one equal logit too many kept": ("top-k-ties", "kept", _put(4, 1.0)),
     "a forbidden token": ("top-k-top-p-masked", "kept", _put(0, 1.0)),
-    "a log probability of the neighbour": ("logprobs", "logprobs", lambda x: x.roll(1, 1)),
-    "log probabilities that do not add up": ("logprobs-low", "logprobs", lambda x: x + 0.01),
+    "the neighbouring token's log probability": ("logprobs", "logprobs", lambda x: x.roll(1, 1)),
+    "log probabilities whose sum is not one": ("logprobs-low", "logprobs", lambda x: x + 0.01),
     "a channel without its bias": ("conv1d-bias", "out", lambda x: x.roll(1, 1)),
     "a state of a short chunk": ("conv1d-short", "states", lambda x: x.roll(1, 1)),
     "a state of a refused draft": ("conv1d-drafts", "states", lambda x: x.roll(1, 1)),
@@ -143,8 +158,8 @@ SPOILT = {
         f"the next token in {name}": (name, "out", lambda x: x.roll(1, 0))
         for name in attention_modes.COMPUTED
     },
-    "a token too few of 45 rows": ("top-k-batch", "kept", lambda x: x.roll(1, 1)),
-    "no token left of two rows": ("top-p-alone", "kept", lambda x: x * 0),
+    "another token kept in a batch of 45 rows": ("top-k-batch", "kept", lambda x: x.roll(1, 1)),
+    "no token kept in two rows": ("top-p-alone", "kept", lambda x: x * 0),
     "log probabilities of the second part": ("logprobs-many", "logprobs", _put(1050, 0.0)),
     "silu for sigmoid": ("gated-norm-sigmoid", "out", lambda x: x * 1.02),
     "an adapter of a prompt": ("lora-prompt", "shrunk", lambda x: x.roll(1, 1)),
@@ -157,14 +172,14 @@ SPOILT = {
     "0.1 % of a state": ("gdn-decode", "states", lambda x: x * 1.001),
     "a token of another sequence": ("gdn-mixed", "out", lambda x: x.roll(1, 0)),
     "a norm of the gate": ("gated-norm", "out", lambda x: x * 1.02),
-    "a weight of the neighbour": ("awq", "weights", lambda x: x.roll(1, 1)),
+    "the neighbouring column's weight": ("awq", "weights", lambda x: x.roll(1, 1)),
     "a group's scale": ("awq", "out", lambda x: x * 1.02),
     "zero points off by one": ("w4a16-zeros", "out", lambda x: x + x.mean()),
     "a code off by one": ("w4a16-packed", "out", lambda x: x + x.mean()),
     "rows past the last tile": ("w4a16", "out", _put(-1, 0.0)),
     "a block's scale": ("fp8-blocks", "out", lambda x: x * 1.02),
     "another adapter": ("lora", "shrunk", lambda x: x.roll(1, 1)),
-    "a slice of the neighbour": ("lora", "out", lambda x: x.roll(32, 1)),
+    "the neighbouring slice's result": ("lora", "out", lambda x: x.roll(32, 1)),
     "tokens of no adapter": ("lora-one-slice", "out", _put(50, 9.0)),
 }
 
@@ -178,8 +193,8 @@ def test_spoilt_results_are_caught(name):
 
 def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) <= {check for check, *_ in SPOILT.values()}
-    # No fault is planted for these checks, because they are slow, or their kernels have planted
-    # faults of other checks.
+    # These checks have no planted fault: they are slow, or planted faults of other checks are in
+    # the same kernels.
     slow = {"gdn-prefill", "rejection", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
     planted = {check for *_, check in (FAULTS | LAYOUT | coverage_faults.VLLM).values()}

@@ -10,7 +10,7 @@ import trained_server
 from strix_validate.serving import chats, structures
 from trained_server import IDS, KNOWN_SUCCESSORS, LOCK, RIGHT, WORDS, encode
 
-#: The template's own tokens. Their texts are in no other text.
+#: The special tokens of the chat template. No other text contains their texts.
 SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
 with LOCK:
     for word in SPECIAL:
@@ -121,7 +121,7 @@ class Handler(trained_server.Handler):
         self.wfile.write(data)
 
     def chat_tokens(self, body, prompt, choice):
-        """Return an answer's tokens, up to the end or the limit. Schemas and tools force tokens."""
+        """Return an answer's tokens up to its end or the limit. A schema or a tool forces tokens."""
         fault = self.server.fault
         number = body["max_tokens"]
         number += fault == "chat-one-more"

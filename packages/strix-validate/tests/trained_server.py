@@ -29,10 +29,10 @@ OTHER = math.log(OTHERS_SHARE / (V - len(SHARES)))
 #: Probabilities of the four likeliest tokens of a server whose two likeliest tokens are nearly
 #: tied.
 TIED = (0.38, 0.37, 0.125, 0.0625)
-#: Number of tokens with probabilities of their own; all others are one group.
+#: Number of likeliest tokens that are listed one by one; all other tokens are one group.
 LISTED = 20
-#: The lengths above which a faulty cache and faulty drafts confuse prompts with the same first
-#: tokens.
+#: Numbers of tokens. The faults `hybrid` and `drafts-cache` confuse longer prompts that begin with
+#: the same tokens.
 HYBRID = 1600
 DRAFTED = 512
 #: The number of tokens at the end of the context that a fault spoils.
@@ -63,7 +63,7 @@ class Reader:
 
     def __init__(self, fault):
         self.fault = fault
-        self.successors = {}  # the token that followed each three tokens
+        self.successors = {}  # by three tokens: the token that followed them
         self.last = ()
         self.sum = 0
 
@@ -81,7 +81,9 @@ class Reader:
                 # The model must not repeat one token forever.
                 if token is not None and token != self.last[-1]:
                     if self.fault == "drafts-alike" and self.sum % 7 == 0:
-                        return (token + 1) % POOL  # this server's prefill finds it likely, too
+                        return (
+                            token + 1
+                        ) % POOL  # prefill uses this property, so it agrees with decoding
                     return token
         return (11 * self.sum + 13) % POOL
 
@@ -155,13 +157,13 @@ class Handler(BaseHTTPRequestHandler):
         return busy > 16
 
     def replace_prompt(self, prompt, number):
-        """Return the prompt that is answered. A fault may replace the prompt by another prompt."""
+        """Return the prompt that is answered: with some faults, not the request's own prompt."""
         server = self.server
         fault = self.server.fault
         with LOCK:
             shared = server.cache.setdefault(tuple(prompt[:64]), prompt)
-        # Numbered prompts come 32 at a time. The answer must not depend on whether two prompts are
-        # here at once, because the scheduler decides this.
+        # The check sends 32 numbered prompts at a time. The fault must not depend on which prompts
+        # are here at once, because the scheduler decides this.
         if fault == "swapped" and WORDS[prompt[0]].isdigit() and number > 1:
             with LOCK:
                 server.numbered.append(prompt)
@@ -175,12 +177,12 @@ class Handler(BaseHTTPRequestHandler):
             with LOCK:
                 return server.states.setdefault(tuple(prompt[:HYBRID]), prompt)
         if fault == "drafts-cache" and len(prompt) > DRAFTED:
-            with LOCK:  # a repeated prompt has the state of the token before its last one
+            with LOCK:  # the fault: a repeated prompt loses its last token
                 server.sights[tuple(prompt[:DRAFTED])] += 1
                 count = server.sights[tuple(prompt[:DRAFTED])]
             return prompt[:-1] if count > 2 else prompt
         if fault == "twins" and WORDS[prompt[0]].isdigit() and number > 1:
-            with LOCK:  # each numbered prompt comes twice at once, and at no other time
+            with LOCK:  # the check sends each numbered prompt as two equal requests at once
                 server.sights[tuple(prompt)] += 1
                 return prompt if server.sights[tuple(prompt)] % 2 else [7, *prompt[::-1]]
         if fault == "long-swapped" and len(prompt) > 2000 and number > 1:
@@ -274,7 +276,10 @@ class Handler(BaseHTTPRequestHandler):
         return tokens, logprobs
 
     def take_tie(self, reader, prompt, place):
-        """Return the likeliest token, but the tied token for the second of two equal requests."""
+        """Return the likeliest token.
+
+        A server with ties returns the tied token for the second of two equal requests.
+        """
         server = self.server
         if server.style != "ties" or place != 5:
             return reader.next
@@ -284,7 +289,7 @@ class Handler(BaseHTTPRequestHandler):
         return list(self.rank_tokens(reader))[1 if is_second else 0]
 
     def sample(self, prompt, number, body, choice):
-        """Return drawn tokens, or the likeliest ones after penalties and biases."""
+        """Return drawn tokens, or at temperature 0 the likeliest after penalties and biases."""
         fault = self.server.fault
         server = self.server
         seed = 5 if fault == "seed-constant" else body.get("seed")
@@ -300,14 +305,17 @@ class Handler(BaseHTTPRequestHandler):
             token = max(weights, key=weights.__getitem__)
             if body["temperature"]:
                 (token,) = generator.choices(list(weights), list(weights.values()))
-            if token < 0:  # one of all other tokens
+            if token < 0:  # -1 stands for all tokens without a weight of their own
                 token = generator.randrange(POOL)
             tokens.append(token)
             reader.read(token)
         return tokens, [RIGHT] * number
 
     def weights(self, reader, prompt, tokens, body):
-        """Return the weights of tokens after all parameters; -1 stands for all other tokens."""
+        """Return the weights with which tokens are drawn, after penalties, biases and truncation.
+
+        The key -1 has the weight of all tokens that are not listed.
+        """
         fault = self.server.fault
         parameters = {name: value for name, value in body.items() if f"{name}-ignored" != fault}
         counts = Counter(tokens)
