@@ -107,7 +107,8 @@ def find_recipes() -> dict[str, str]:
 def describe_proof(record: dict[str, Any]) -> str:
     """Return lines about the tests of a package file, and about other builds of its recipe."""
     lines = [
-        "built by its recipe, tests passed",  # `publish` refuses all other packages
+        # This holds for each package, because `publish` refuses a package without passed tests.
+        "built by its recipe, tests passed",
         describe_gpu_runs(record["sha256"]),
     ]
     recipe = find_recipes().get(record["name"], "")
@@ -285,7 +286,8 @@ def make_page(folder: Path) -> str:
     """Return the page of the channel in `folder`."""
     published = Published(folder)
     body = "\n".join([*make_body(published), "</body></html>\n"])
-    generator = '<meta name="generator" content="strix-forge">'  # `publish` looks for this mark
+    # By this tag, `publish` recognizes that this program wrote the page.
+    generator = '<meta name="generator" content="strix-forge">'
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     meta = f'<meta charset="utf-8">{generator}{viewport}'
     head = f"{meta}<title>strix-forge</title><style>{STYLE}</style>"
@@ -325,7 +327,10 @@ def make_body(published: Published) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    """Write FOLDER/index.html with a rename. `forge clean` removes leftovers if this is killed."""
+    """Write FOLDER/index.html to a temporary file, and rename it.
+
+    If the program is killed, `forge clean` removes the temporary file.
+    """
     with FileLock(folder / ".lock", mode=0o644):
         partial = folder / ".index.html.partial"
         partial.write_text(make_page(folder), encoding="utf-8")
@@ -336,6 +341,6 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
-    except Exception as error:  # the bindings raise many types
+    except Exception as error:  # py-rattler raises many types
         reason = f"{type(error).__name__}: {error}"
         sys.exit(f"tools/channel_page.py: no page of {sys.argv[1]}: {reason}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Write the tables of docs/models.md from the validator's table; see that page."""
+"""Write the tables of docs/models.md from the validator's table of models.
+
+PYTHONPATH=packages/strix-validate/src python tools/models_page.py
+"""
 
 import json
 import re

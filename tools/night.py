@@ -42,10 +42,10 @@ BUILD = [
 ]
 # Number of bytes at the end of each log that are packed. GitHub's issues accept at most 25 MB.
 LOG_BYTES = 256 << 10
-# Disk space that is reserved for the archive.
+# Bytes on the disk that are reserved for the archive.
 ARCHIVE_BYTES = 16 << 20
-# The number of records that are packed for each stack, the newest ones. A stack has a record per
-# day.
+# Number of records that are packed for each stack. The newest records are packed. A stack has a
+# record per day.
 RECORDS = 5
 # With this prefix, a command ends together with this script, even if the script is killed.
 END_WITH_NIGHT = ["setpriv", "--pdeathsig", "TERM"]

@@ -25,7 +25,7 @@ LINK = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)"
 PUBLIC = ("Accept", "User-agent")
 # Maximum bytes of an answer. A hundred releases with their notes have a hundredth of that.
 LIMIT = 1 << 26
-# The number of releases that are searched for a commit, beginning with the first one after it.
+# Number of releases that are searched for a commit, beginning with the first release after it.
 RELEASES = 5
 PORTS = {"http": 80, "https": 443}
 UNKNOWN = "not known"
@@ -38,7 +38,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
     """
 
     def redirect_request(self, req, *answer):  # type: ignore[no-untyped-def]
-        """Return the request to send next."""
+        """Return the request that follows a redirect, without the token if the server differs."""
         next_request = super().redirect_request(req, *answer)
         if next_request and is_elsewhere(next_request.full_url, req.full_url):
             headers = next_request.headers

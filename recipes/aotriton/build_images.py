@@ -130,7 +130,7 @@ def choose(build: Path, patterns: list[str]) -> None:
 
 
 def _image_of(rule: str) -> str:
-    """Return FAMILY/NAME of a line of Bare.cluster."""
+    """Return the image's name FAMILY/NAME in a line of Bare.cluster."""
     return "/".join(rule.split(";")[2:4])
 
 
@@ -360,7 +360,7 @@ class Progress:
 
 
 def compile_all(source: Path, build: Path, jobs: int) -> None:
-    """Compile every rule of Bare.compile, and print the CPU time."""
+    """Compile every kernel that upstream's list Bare.compile names, and print the CPU time."""
     rules = sorted((build / "Bare.compile").read_text().splitlines(), key=mlir_of)
     groups = [list(group) for _, group in groupby(rules, mlir_of)]
     done = list(in_processes(jobs, source, "kernels", compile_kernels, groups))
@@ -371,7 +371,7 @@ def compile_all(source: Path, build: Path, jobs: int) -> None:
 
 
 def pack_all(source: Path, build: Path, images: Path, jobs: int) -> None:
-    """Pack every image of Bare.cluster."""
+    """Pack every image that upstream's list Bare.cluster names."""
     groups = [[rule] for rule in (build / "Bare.cluster").read_text().splitlines()]
     for _ in in_processes(jobs, source, "images", pack, groups, str(images)):
         pass
@@ -399,7 +399,7 @@ def sign(source: Path, build: Path, images: Path, arch: str, commit: str, tree: 
         *("--target_arch", arch),
         *("--output_file", signature),
     )
-    json.loads(signature.read_text())  # raises if it is not JSON
+    json.loads(signature.read_text())  # raise an error if the file is not JSON
 
 
 def main() -> None:

@@ -43,7 +43,8 @@ _KINDS = {
     ("by_value", 4): "4",
     ("by_value", 8): "l",
 }
-_SCRATCH_POINTERS = 2  # Triton appends this number of pointers to the arguments
+# Number of pointers that Triton appends to the arguments.
+_SCRATCH_POINTERS = 2
 # For each tensor, the second letter in the name of the stride of its rows: m in qm, for example.
 _ROW_LETTERS = {
     "q": "m",

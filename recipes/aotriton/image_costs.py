@@ -71,7 +71,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
 
 
 def select(folder: Path, listed: Iterable[kernel_costs.Kernel]) -> list[Path]:
-    """Return the images whose problem is in the list."""
+    """Return the images for whose problem the list has kernels."""
     problems = {(kernel.name.split()[0], kernel.problem) for kernel in listed}
     images = []
     for image in sorted(folder.rglob("*.aks2")):

@@ -20,8 +20,8 @@ MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED = b"CCOB"
 COUNT_SIZE = 8
 ENTRY_SIZE = 24
-# For each version of a compressed bundle: the struct format of the two sizes in its header, which
-# follow the fields version and method, and the size of the header in bytes.
+# By version of a compressed bundle: the struct format of the two sizes in the bundle's header, and
+# the number of bytes of the header. The sizes follow the fields version and method.
 HEADERS = {2: ("<II", 24), 3: ("<QQ", 32)}
 ZSTANDARD = 1
 

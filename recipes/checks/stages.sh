@@ -31,7 +31,7 @@ take_stopped_tree() {
     if [[ -d $stopped && $(< "$stopped/.environments") == "$environments" ]]; then
         echo "== continuing where the last run was stopped"
         find . -mindepth 1 -maxdepth 1 ! -name conda_build\* ! -name build_env.sh -exec rm -rf {} +
-        # Move the marks last, because this run may be stopped here too.
+        # Move the files .done-STAGE last. If this run is stopped before that, its stages run again.
         find "$stopped" -mindepth 1 -maxdepth 1 ! -name conda_build\* ! -name build_env.sh \
             ! -name .done-\* -exec mv -t . {} +
         find "$stopped" -mindepth 1 -maxdepth 1 -name .done-\* -exec mv -t . {} +

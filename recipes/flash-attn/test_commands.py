@@ -21,7 +21,7 @@ COMMANDS = {
     "compiled": select_checks("kernels", COMPILED),
     # run the same code objects with Triton's driver and a HIP runtime, as on a machine with a GPU
     "on a device": "strix-emulate device -- python hip_device.py",
-    # check that other tiles take effect
+    # compile a kernel with other tiles, and check that the tiles take effect
     "tuned": "strix-validate tune Llama-3.2-1B --dry-run --only *forward*",
     # check results in Triton's interpreter, and that unsupported calls are refused
     "interpreted": "strix-validate attention --only flash-attn",

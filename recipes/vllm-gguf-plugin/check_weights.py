@@ -78,7 +78,7 @@ HEADS = {
 LLAMA = LlamaConfig(**HEADS)
 QWEN = Qwen3Config(**HEADS)
 for num_heads, projection in ((4, "q_proj"), (2, "k_proj")):
-    for suffix in ("weight", "qweight"):  # a qweight has the bytes of packed rows
+    for suffix in ("weight", "qweight"):  # `qweight` is a quantized weight
         name = f"{projection}.{suffix}"
         weight = torch.randint(0, 256, (16 * num_heads, 36), dtype=torch.uint8)
         mapped = load(LLAMA, name, permute(weight, num_heads))

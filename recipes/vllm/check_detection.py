@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-# The contents of `properties` of KFD's nodes.
+# Contents of the file `properties` of a node in KFD's topology.
 CPU = "gfx_target_version 0\n"
 STRIX_HALO = "gfx_target_version 110501\n"
 NAVI31 = "gfx_target_version 110000\n"
@@ -45,9 +45,9 @@ GFX1151 = {
 TRITON_FIRST = {"first": "TRITON_ATTN", "rocm_attn_stays": True}
 NO_AITER_NORM = {"rms_norm": ["native"]}
 TABLES = {
-    # whether each table exists, by the end of its name
+    # by the end of a table's name: whether vLLM has the table
     "tables": {"": True, ",dtype=int4_w4a16": True},
-    # the number of tokens from which on the table equals vLLM's default
+    # from this number of tokens on, the table has vLLM's default tile
     "as default": 33,
     # the largest BLOCK_SIZE_K of experts in FP8, with a scale per tensor or per block (patch 0009)
     "fp8 depth": 32,

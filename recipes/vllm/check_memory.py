@@ -108,8 +108,8 @@ CASES = {
         default_fits=False,
         weights=20,
     ),
-    # observed after only amdgpu.gttsize was raised, and not ttm.pages_limit: HIP reports more free
-    # memory than total memory
+    # If only amdgpu.gttsize is raised, and not ttm.pages_limit, HIP reports more free memory than
+    # total memory.
     "page limit below GTT": Case(
         carve_out=0.5,
         gtt=128,
@@ -172,7 +172,7 @@ def measure(name: str, root: str, source: Path | None) -> list[str]:
 
     torch.cuda.get_device_properties = get_device_properties
     total = platform.get_device_total_memory()
-    faults = ["HIP is initialized to get the total"] if opened else []
+    faults = ["reading the total memory initializes HIP"] if opened else []
     fake_machine(case)
     from vllm.utils import mem_utils
 

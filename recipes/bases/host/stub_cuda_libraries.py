@@ -24,10 +24,11 @@ from pathlib import Path
 CUDA_LIBRARY = re.compile(r"lib(cu|nccl|nv)\w*\.so\.\d+")
 # Libraries of the GPU driver. They are in no wheel, and torch opens them only if there is a GPU.
 DRIVER_LIBRARIES = {"libcuda.so.1", "libnvidia-ml.so.1"}
-NO_DEVICE = 100  # cudaErrorNoDevice; the other libraries also use this number for an error
+# The value of cudaErrorNoDevice. In CUDA's other libraries, this number stands for some error, too.
+NO_DEVICE = 100
 # Functions that return a text.
 TEXT = re.compile(r"\w+(ErrorString|ErrorName|StatusString)|ncclGetLastError")
-OBJECT_SIZE = 4096  # bytes; a guess, because ELF files do not state an undefined symbol's size
+OBJECT_SIZE = 4096  # bytes of a data object; a guess, because ELF files do not state this size
 
 
 @dataclass
