@@ -76,7 +76,7 @@ def read_end(path: Path) -> str:
             start = max(0, size - LOG_BYTES)
             file.seek(start)
             text = file.read(LOG_BYTES).decode(errors="replace")
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+    except (OSError, RuntimeError) as error:  # RuntimeError: links form a circle
         return f"cannot be read: {error}\n"
     if start:
         # Remove the first word, because it is cut off and may be the end of a secret.

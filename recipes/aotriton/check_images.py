@@ -64,7 +64,7 @@ def kernels(image: bytes) -> Iterator[Kernel]:
         require(position + ENTRY.size <= directory, "the directory is too short")
         lds, threads, offset, length, name_size = ENTRY.unpack_from(data, position)
         position += ENTRY.size
-        name = data[position : position + name_size - 1].decode()  # without the zero at its end
+        name = data[position : position + name_size - 1].decode()  # a zero byte ends the name
         position += name_size
         start = directory + offset
         require(start + length <= size, f"{name} lies outside the image")

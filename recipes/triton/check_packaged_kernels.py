@@ -185,7 +185,7 @@ with tempfile.TemporaryDirectory() as folder:
     is_compiled = changed["compiled"] and changed["code"] != first["code"]
     require(is_compiled, "a kernel with other source code was used")
     environment.module.write_text(MODULE)
-    environment.compile(version="0.0.0")  # for package(), which uses the last compiled kernel
+    environment.compile(version="0.0.0")  # package() packs the kernel that was compiled last
 
     for name, damage in DAMAGES.items():
         damage(environment.package(first["key"]))

@@ -47,7 +47,7 @@ def test_what_is_timed_has_the_shape_of_a_server():
         "bench/vllm/decode-causal",
         "bench/vllm/gqa-full",
         "bench/published/gqa-causal",
-        # The table has full attention only forward, and not at the table's smallest size.
+        # For full attention, the published table has no backward pass and not its smallest size.
         "bench/published/tiny-full",
     }
     assert bench.count_operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096

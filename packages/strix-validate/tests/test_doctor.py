@@ -183,7 +183,10 @@ def test_ubuntu_24_04_has_the_fixes_in_older_kernels(release, tmp_path):
 
 @pytest.mark.parametrize("machine", hosts.MACHINES)
 def test_what_pixi_detects(machine, tmp_path):
-    """The tests in tests/integration/test_detection.py compare py-rattler's detection."""
+    """The doctor predicts the virtual packages that pixi detects.
+
+    tests/integration/test_detection.py compares py-rattler's own detection with the same machines.
+    """
     files, expected = hosts.MACHINES[machine]
     assert detect(Tree(hosts.make(tmp_path, files))) == expected
 
@@ -193,7 +196,7 @@ def test_what_pixi_detects(machine, tmp_path):
     [
         ({}, {"CONDA_OVERRIDE_AMDGPU": ""}, {}),
         ({}, {"CONDA_OVERRIDE_AMDGPU_ARCH": ""}, {"__amdgpu": "0"}),
-        # Pixi ignores an architecture without a GPU.
+        # Pixi ignores CONDA_OVERRIDE_AMDGPU_ARCH if there is no GPU.
         ({f"{hosts.KFD}/1/properties": None}, {"CONDA_OVERRIDE_AMDGPU_ARCH": "11.5.1"}, {}),
         (
             {},

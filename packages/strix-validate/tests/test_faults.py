@@ -213,7 +213,10 @@ def test_refusal_is_right_only_where_allowed_and_only_as_such():
 
 
 def test_a_yardstick_that_is_not_finite_is_an_error():
-    """NaN in the yardstick would make each bound infinite, and let each result pass."""
+    """The results from which a bound is computed must be finite.
+
+    With NaN in them, each bound would be infinite, and each result would pass.
+    """
     exact = {"out": torch.zeros(3, dtype=torch.float64)}
     with pytest.raises(ValueError, match="not finite"):
         comparison.bounds(exact, {"out": torch.full((3,), float("nan"))}, exact, torch.float16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The distribution, the order, and the faults in the table of Linux kernel releases."""
+"""Tests of Linux kernel releases: their distribution, their order, and the table of faults."""
 
 import pytest
 from strix_validate.doctor import kernel_release

@@ -139,7 +139,8 @@ def test_names_that_a_class_maps() -> None:
     assert text["max_position_embeddings"] == 1024
 
 
-#: Hybrid models by the key that names the attention layers: model_type, keys, attention layers.
+#: Hybrid models, by the config key that tells which layers are attention: model_type, config keys,
+#: and number of attention layers.
 PATTERNS = {
     "hybrid_override_pattern": ("nemotron_h", {"hybrid_override_pattern": "MEM*EM-"}, 1),
     "layers_block_type": ("nemotron_h", {"layers_block_type": ["mamba", "attention", "moe"]}, 1),
@@ -196,9 +197,9 @@ def test_unknown_layers_count_as_nothing() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["Llama-3.1-8B", "Qwen3-30B-A3B"])
 def test_a_format_takes_no_more_than_its_weights(name: str, form: str) -> None:
-    """No format takes more than 8 bits and a scale of a weight, nor less than 2 bits.
+    """In each format, a weight takes at least 2 bits, and at most 8 bits and its share of a scale.
 
-    mxfp4 leaves all but experts in 16 bits.
+    mxfp4 is an exception, because it leaves all weights but those of experts in 16 bits.
     """
     config = FILES[name]
     full = model_memory.weights(config)

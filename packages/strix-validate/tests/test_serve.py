@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The logic of the serving tier, with a mock of vLLM that has one fault at a time.
 
-test_serve_url.py tests the judges of answers.
+test_serve_url.py tests the functions that judge answers.
 """
 
 import importlib

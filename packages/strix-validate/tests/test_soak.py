@@ -54,7 +54,7 @@ def test_an_hour_without_a_fault_passes():
 
 
 def test_a_hang_ends_it_with_what_was_running():
-    story = run(hang_at=37 * 60 + 2.0)  # in a turn of copies
+    story = run(hang_at=37 * 60 + 2.0)  # at this time, the load is copies
     assert failed(story) == {"whole"}
     reason = judge(story)["whole"].reason
     steps = len(story.steps["copy"])
@@ -317,11 +317,13 @@ def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
     story = run(step=step, reading=lambda seconds, load: {"power_w": None})
     checks = [record.make_check_record("soak", result) for result in verdicts.judge(story)]
     (sensors,) = [check for check in checks if check.id == "soak/sensors"]
-    assert len(sensors.measured["series"]["minutes"]) == 515  # spans of 7 seconds
+    assert len(sensors.measured["series"]["minutes"]) == 515  # an hour in spans of 7 seconds
     (figure,) = plots.figures(make(*verdicts.judge(story), tier="soak"))
     labels = [axes.get_ylabel() for axes in figure.axes]
     assert labels == ["°C", "MHz", "GPU, MiB", "speed"]
-    assert all(len(axes.lines) == 2 for axes in figure.axes)  # the curve, and one event
+    assert all(
+        len(axes.lines) == 2 for axes in figure.axes
+    )  # one line is the curve, the other an event
     assert len(plots.write(make(*verdicts.judge(story)), tmp_path, "soak")) == 2
 
 

@@ -181,7 +181,7 @@ def test_a_killed_program_leaves_its_record_and_no_worker(running):
     pidfd = os.pidfd_open(worker)
     process.kill()
     process.wait()
-    select.select([pidfd], [], [])  # readable when the worker has ended
+    select.select([pidfd], [], [])  # the file descriptor is readable when the worker has ended
     os.close(pidfd)
     (file,) = folder.glob("*.json")
     assert record.load(file).unfinished == 1

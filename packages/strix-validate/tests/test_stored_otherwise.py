@@ -184,7 +184,7 @@ def test_a_hostile_gguf_file_gives_one_message(name: str, padding: int, tmp_path
     file = tmp_path / "model.gguf"
     file.write_bytes(HOSTILE[name])
     with file.open("r+b") as opened:
-        opened.truncate(len(HOSTILE[name]) + padding)  # a sparse end of zeros
+        opened.truncate(len(HOSTILE[name]) + padding)  # append zeros that take no disk space
     status, output = run(file)
     assert status == 2
     assert "Traceback" not in output

@@ -136,7 +136,8 @@ def test_the_small_llama_scores_a_token_as_it_was_made_with(tmp_path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_loadable(name, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fla", None)  # as in the process that makes the files
+    # The process that makes the files cannot import fla either.
+    monkeypatch.setitem(sys.modules, "fla", None)
     model = MODELS[name]
     if model.plugin:
         pytest.importorskip("gguf", reason="gguf is not installed")

@@ -69,7 +69,7 @@ def open_session(store: Store, sensors=None, rounds: int = 3, **options) -> sess
 
 
 class FakeSensors:
-    """Sensors that return these readings one after the other, and then repeat the last one."""
+    """Sensors that return the given readings one after the other, and then repeat the last one."""
 
     def __init__(self, *readings: dict) -> None:
         self._readings = list(readings)
@@ -190,7 +190,10 @@ def test_what_is_tuned_for_a_model(tmp_path: Path) -> None:
 
 
 def test_tiles_divide_each_other() -> None:
-    """The kernels require such tiles backward. The matrix unit needs 16 rows."""
+    """The backward kernels require tiles of which one side divides the other.
+
+    The matrix unit needs at least 16 rows.
+    """
     for kernel in ("dkdv", "dq"):
         for configuration in candidates.SPACES[kernel][1]:
             rows = configuration["BLOCK_M"]
@@ -296,14 +299,15 @@ def test_a_clock_that_falls_is_refused(clocks: list[float], is_refused: bool) ->
             [10, 10, 10, 10, 10],
             [9.9, 9.9, 9.9, 9.9, 9.9],
             False,
-        ),  # within the noise of a measurement
+        ),  # 1 % faster: within the noise of a measurement
         ([10, 10, 10, 10, 10], [8, 8, 8, 12, 12], False),
         (
             [10, 20, 10, 20, 10],
             [9, 18, 9, 18, 9],
             True,
-        ),  # the clock changed for both configurations
-        ([], [9, 9, 9, 9, 9], True),  # the packaged configuration does not run
+        ),  # the clock changed in the same way for both configurations
+        # The packaged configuration does not run.
+        ([], [9, 9, 9, 9, 9], True),
     ],
 )
 def test_what_is_clearly_faster(packaged: list, milliseconds: list, is_chosen: bool) -> None:
@@ -351,7 +355,7 @@ def test_what_each_library_reads(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this machine match BINDING."""
+    """Mock the machine to which the records of these tests belong (BINDING)."""
     monkeypatch.setattr(command.record, "read_binding", lambda device: BINDING)
     monkeypatch.setattr(command.host, "describe_device", lambda kind: GPU)
 
@@ -500,7 +504,7 @@ def test_how_a_run_ends(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The record is on the disk, and the next run continues."""
+    """However a run ends, its record is on the disk, and the next run continues."""
 
     def fail(*_) -> None:
         raise error

@@ -216,7 +216,7 @@ def test_the_interface_of_triton_kernels(monkeypatch):
 
 
 def test_experts_in_mxfp4_by_another_formula():
-    """Likely errors of a kernel are outside the bounds."""
+    """An independent formula is within the bounds, and with a likely fault it is outside."""
     build = partial(vllm_mxfp4.mixture, tokens=3, size=64, inner=32)
     case = Case(build, "", torch.bfloat16)
     call, expected = make(case)
