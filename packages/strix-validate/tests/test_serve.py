@@ -268,7 +268,7 @@ def test_the_numbers_of_vllm_bench_serve_are_read(bench):
         ("", 0, "wrote no result"),
         ("[1", 0, "wrote no result"),
         ('{"completed": "many"}', 0, "wrote no result"),
-        ("", "no tokenizer of that name", "ended with 1: no tokenizer of that name"),
+        ("", "no tokenizer of that name", "ended with status 1: no tokenizer of that name"),
     ],
 )
 def test_what_vllm_bench_serve_cannot_measure_fails(text, status, reason, bench):

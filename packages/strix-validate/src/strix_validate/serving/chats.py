@@ -15,9 +15,9 @@ from strix_validate.serving.messages import Reply, chat, stream_chat
 
 #: Maximum tokens of an answer, which may begin with thoughts.
 ANSWER = 1024
-#: Tokens of a short answer.
+#: Number of tokens of a short answer.
 _SHORT = 48
-#: Words of the messages of a chat, by the message.
+#: The word that each message of the chat contains, by the name of the message.
 _WORDS = {
     "system": "tamarind",
     "user": "marmoset",
@@ -29,14 +29,15 @@ _WORDS = {
 _CONTENTS = {
     name: f"Now hear this: the word is {word}, and no more." for name, word in _WORDS.items()
 }
-#: Tokens at the beginning and the end of a content that may merge with their neighbours.
+#: Numbers of tokens at the beginning and at the end of a message that may merge with tokens of the
+#: template.
 BEGIN = 3
 END = 1
 QUESTION = "What is the capital of France? Answer with the name of the city alone."
 #: An answer with this many letters must be streamed in several parts. A shorter one may come in one
 #: part, since several drafted tokens are sent together.
 _LETTERS_OF_A_PART = 100
-#: The fault if the prompt does not contain a message, by message.
+#: The fault that is reported if the prompt lacks a message, by the name of the message.
 _MISSING_MESSAGES = {
     "system": "the system message is dropped",
     "user": "the first turn of the user is forgotten",
@@ -58,7 +59,7 @@ def judge_chat(server: Endpoint) -> dict:
     refusal = ""
     try:
         reply = chat(server, history, _SHORT, ignore_eos=True)
-    except Refused as error:  # some templates have no place for a system message
+    except Refused as error:  # a template may refuse a system message, so it is left out
         refusal = str(error)
         history = history[1:]
         reply = chat(server, history, _SHORT, ignore_eos=True)
@@ -96,7 +97,7 @@ def _require_messages(
         starts[name] = find(reply.prompt, inside)
         ends[name] = starts[name] + len(inside)
     missing = [_MISSING_MESSAGES[name] for name, start in starts.items() if start < 0]
-    require(not missing, f"{', '.join(missing)}: no such tokens are in the chat's prompt")
+    require(not missing, f"the chat's prompt lacks a message: {', '.join(missing)}")
     require(
         starts["user"] < starts["assistant"] < starts["last"],
         "the turns of the chat are in another order",
@@ -264,7 +265,9 @@ def _judge_stop(
         text = chat(server, messages, limit, stop=[stop]).content or ""
         if text == expected:
             return
-    raise CheckFailed(f"{text!r:.80} of a chat before the stop string, expected {expected!r:.80}")
+    raise CheckFailed(
+        f"a chat's text before the stop string is {text!r:.80}, expected {expected!r:.80}"
+    )
 
 
 def require_content(reply: Reply) -> None:
@@ -299,7 +302,7 @@ def judge_reply_stream(
         server: The server.
         messages: Messages of the chat.
         reply: The answer to the messages without streaming.
-        number: Tokens that the answer may have.
+        number: Maximum number of tokens of the answer.
         **parameters: Further keys of the request.
     """
     expected: dict = {}
@@ -321,8 +324,8 @@ def judge_reply_stream(
 def _comparable(reply: Reply) -> dict:
     """Return the values of a reply that must be equal with and without streaming.
 
-    Parsers may strip blanks only with or only without streaming, and may give different finish
-    reasons for a named call, so these differences are removed.
+    Two differences are no fault, so they are removed here. Parsers may strip blanks in one of the
+    two ways only. The finish reason of a named call may be "tool_calls" or "stop".
     """
     finish = reply.finish
     if reply.calls and finish == "tool_calls":

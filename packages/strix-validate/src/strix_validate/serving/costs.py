@@ -36,11 +36,11 @@ _COSTS = {
     "url-load-16": (400, 1_024),
     "url-bench": (16_000, 2_048),
 }
-#: Tokens that the second server, without speculation, reads.
+#: Number of tokens that the second server, which has no speculation, reads.
 PLAIN = 7_000
 #: Assumed tokens per second, read and generated, for a server that was not measured.
 _ASSUMED_RATES = (500.0, 20.0)
-#: Tokens generated to measure a server.
+#: Number of tokens that are generated to measure a server's speed.
 _PROBE = 32
 
 
@@ -80,11 +80,12 @@ def estimate_cost(name: str, server: Server) -> tuple[int, int]:
 
 
 def probe(endpoint: Endpoint) -> Server:
-    """Return a server's context and block, and measure how fast it reads and generates tokens."""
+    """Return a server's length of context, size of a cache block, and measured speed."""
     try:
         context = endpoint.context()
         block = endpoint.block_size()
-        for _ in range(2):  # the first requests may compile kernels
+        # only the second round counts, because the first requests may compile kernels
+        for _ in range(2):
             begin = time.perf_counter()
             prompt = f"{begin} {judges.read_known_text()[:2000]}"
             num_read = len(endpoint.generate(prompt, 1).prompt)

@@ -133,7 +133,7 @@ class Endpoint:
             return ""
 
     def block_size(self) -> int:
-        """Return the tokens of the largest block of the cache; 0 if the server does not list it."""
+        """Return how many tokens the largest cache block has; 0 if the server does not list it."""
         lines = re.findall(r"^vllm:cache_config_info\{.*", self.metrics(), re.M)
         sizes = re.findall(
             r'\b(?:mamba_|effective_attention_)?block_size="(\d+)"',
@@ -300,10 +300,10 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Scores:
-    """Log probabilities at each place, in nats.
+    """Log probabilities at each position of a text, in nats.
 
     Attributes:
-        logprobs: Log probability of the token at the place.
+        logprobs: Log probability of the token at the position.
         best: Log probability of the likeliest token.
         listed: Log probability of each listed token, by its id.
     """

@@ -30,19 +30,19 @@ _ROUNDS = 4
 #: Nats by which a log probability may differ between prefill and decoding, and between a request
 #: alone and in a batch, because 16-bit sums are computed in another order.
 _BOUND = 0.3
-#: One token in _RARE may exceed the bound, and none may exceed it by more than the factor _FAR.
+#: One of _RARE tokens may exceed the bound, but none may exceed _FAR times the bound.
 _RARE = 50
 _FAR = 5
-#: Tokens of a long answer.
+#: Number of tokens of a long answer.
 LONG = 640
-#: Tokens of the prompts in which numbers are hidden.
+#: Lengths, in tokens, of the prompts in which numbers are hidden.
 RECALLED = (8192, 32768)
 #: Maximum bits per byte of the known text, and maximum nats per token. Trained models need 0.3 to
 #: 1.3 bits per byte and less than 4 nats per token. A model that guesses needs log2(32,000) / 4.3 =
 #: 3.5 bits and 10 nats; if its tokens are bytes, the model needs 8 bits and 5.5 nats.
 _BITS = 2.0
 _NATS = 4.5
-#: Tokens of a window of the known text.
+#: Number of tokens of a window of the known text.
 _WINDOW = 256
 _SUBJECTS = [
     "a tide",
@@ -69,13 +69,13 @@ PROMPTS = tuple(
 MANY = [f"{i}. {PROMPTS[i % len(PROMPTS)]}" for i in range(1, TOGETHER * _ROUNDS // 2 + 1)]
 #: A text with letters of several bytes, which a model continues with more such letters.
 LETTERS = ("日本語、中文、한국어、Ελληνικά、🙂🦭🙂🦭 — " * 6).rstrip()
-#: Tokens that are listed at each step.
+#: Number of likeliest tokens whose log probabilities are requested at each step.
 _LISTED = 5
 #: A listed token is compared if it is at most this many nats below the likeliest token.
 _NEAR = 5.0
-#: Numbers that are hidden in a long prompt.
+#: How many numbers are hidden in a long prompt.
 _HIDDEN = 5
-#: Maximum letters of a token, which limits the length of a long prompt.
+#: A long prompt gets at most this many letters for each of its tokens.
 _LETTERS_PER_TOKEN = 8
 
 
@@ -180,7 +180,7 @@ def _summarise(values: Sequence[float], bound: float) -> dict[str, float]:
 
 
 def _require_near(values: Sequence[float], message: str, bound: float) -> None:
-    """Require that at most one value in _RARE exceeds the bound, and none exceeds it _FAR times."""
+    """Allow one of _RARE values to exceed the bound, but none to exceed _FAR times the bound."""
     num_outside = sum(value > bound for value in values)
     worst = max(values, default=0.0)
     require(
@@ -295,7 +295,12 @@ def _sum_probabilities(steps: Sequence[dict[int, float]]) -> list[float]:
 
 
 def _require_likeliest_listed(steps: Sequence[dict[int, float]], scored: Scores) -> None:
-    """Require that each token is listed that prefill finds clearly likelier than a listed token."""
+    """Require that each list omits no token that prefill finds clearly likelier than a listed one.
+
+    Args:
+        steps: The server's lists: log probabilities by token id, for each step.
+        scored: Log probabilities that prefill computes.
+    """
     for step, expected in zip(steps, scored.listed, strict=True):
         threshold = min(step.values()) + _FAR * _BOUND
         absent = [
@@ -305,7 +310,7 @@ def _require_likeliest_listed(steps: Sequence[dict[int, float]], scored: Scores)
 
 
 def judge_echo(answer: Generation, prompt: str) -> None:
-    """Require that a text does not repeat the prompt, unless its tokens do."""
+    """Require that an answer's text does not begin with the prompt, unless its tokens do too."""
     num_tokens = min(len(answer.tokens), len(answer.prompt))
     tokens_repeat = answer.tokens[:num_tokens] == answer.prompt[:num_tokens]
     text_repeats = answer.text.lstrip().startswith(prompt[:40])
@@ -332,7 +337,7 @@ def judge_text(server: Endpoint) -> dict:
     guessed = []
     for i, mean in enumerate(nats):
         bits_per_byte = mean * num_tokens / math.log(2) / num_bytes
-        # the comparison is written so that NaN counts as guessed
+        # comparisons with NaN are false, so a window with NaN counts as guessed
         is_likely = mean <= _NATS or bits_per_byte <= _BITS
         if not is_likely:
             guessed.append(i)
@@ -481,7 +486,7 @@ def judge_twice_together(
     for first, second in zip(firsts, seconds, strict=True):
         require(
             first.prompt == second.prompt,
-            "the second of two equal requests at once was answered for another prompt",
+            "the second of two equal requests at once got the answer to another prompt",
         )
     for answer in answers:
         judge_usage(answer, number)
@@ -495,7 +500,7 @@ def _require_prompt(
 ) -> None:
     """Require that an answer belongs to its prompt, as shown by another request with the prompt."""
     alone = server.generate(prompt, 1)
-    require(answer.prompt == alone.prompt, "a request was answered for another one's prompt")
+    require(answer.prompt == alone.prompt, "a request got the answer to another request's prompt")
 
 
 def judge_stream(
@@ -550,7 +555,7 @@ def judge_stop(
                 break
         require(
             answer.text == expected,
-            f"{answer.text!r} before the stop string, expected: {expected!r}",
+            f"the text before the stop string is {answer.text!r}, expected {expected!r}",
         )
         judge_finish(answer, "stop")
     return {"stop": stop}

@@ -76,7 +76,7 @@ def chat(
     Args:
         server: The server.
         messages: Messages of the chat, each with a role and content.
-        number: Tokens that the answer may have.
+        number: Maximum number of tokens of the answer.
         **parameters: Further keys of the request.
 
     Raises:

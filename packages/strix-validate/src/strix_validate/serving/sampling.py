@@ -19,7 +19,7 @@ _DRAWS_PER_REQUEST = 64
 #: Limit of a sample's deviation, in standard deviations. One correct sample in 100,000 exceeds the
 #: limit, so a second sample then decides.
 _DEVIATIONS = 4.3
-#: Beginnings after which several tokens are likely.
+#: Prompts after which several next tokens are likely.
 _PROMPTS = (
     "Pick one of red, green, blue and yellow at random:",
     "I rolled a die, and it showed the number",
@@ -33,7 +33,7 @@ _LISTED_BY_VLLM = 20
 _LISTED_BY_OPENAI = 5
 #: A text that repeats itself, so that a model goes on repeating it.
 _REPETITION = "one two three four five six " * 12
-#: Tokens generated with penalties.
+#: Number of tokens that are generated with penalties.
 _PENALIZED = 48
 #: Nats by which logits may differ between prefill and decoding; see judges.
 _NATS = 0.3
@@ -235,7 +235,7 @@ def _draw(
         f"{number} choices have {num_tokens} tokens together, but max_tokens is {length}",
     )
     for choice in choices:
-        require(choice.prompt == prompt, "a request was answered for another one's prompt")
+        require(choice.prompt == prompt, "a request got the answer to another request's prompt")
         counted = choice.usage.get("completion_tokens")
         require(
             counted == num_tokens,
@@ -336,13 +336,13 @@ def _chi_squared_limit(freedom: int) -> float:
 
 
 def _judge_seeds(server: Endpoint, prompt: list[int]) -> None:
-    """Require equal tokens for equal seeds, other tokens for other seeds, and unequal choices."""
+    """Require equal tokens for equal seeds, and different ones for different seeds or choices."""
 
     def draw_tokens(seed: int, number: int) -> list[list[int]]:
         choices = _draw(server, prompt, seed, number, length=16)
         return [choice.tokens for choice in choices]
 
-    # at a near tie, rounding may change a token, but not three times
+    # at a near tie, rounding may change a token, so one equal pair of three is enough
     repeats = any(draw_tokens(seed, 1) == draw_tokens(seed, 1) for seed in (11, 12, 13))
     require(repeats, "the seed is ignored: equal seeds give different tokens")
     draws = [draw_tokens(seed, 4) for seed in (21, 22, 23, 24)]

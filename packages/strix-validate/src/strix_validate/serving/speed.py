@@ -19,7 +19,7 @@ LOADS = (1, 4, 16)
 #: Requests of `vllm bench serve`, and how many of them are concurrent.
 _REQUESTS = 32
 _CONCURRENCY = 16
-#: Tokens of the prompt and of the answer of each request of `vllm bench serve`.
+#: Numbers of tokens of the prompt and of the answer in each request of `vllm bench serve`.
 _INPUT_TOKENS = 512
 _OUTPUT_TOKENS = 64
 #: Keys of the result of `vllm bench serve` that are recorded; times are in milliseconds.
@@ -90,7 +90,7 @@ def bench_serve(server: Endpoint) -> dict:
         if process.returncode:
             output = process.stderr.strip() or process.stdout.strip()
             last = " ".join(output.splitlines()[-1:])
-            raise CheckFailed(f"vllm bench serve ended with {process.returncode}: {last}")
+            raise CheckFailed(f"vllm bench serve ended with status {process.returncode}: {last}")
         try:
             result = json.loads(result_file.read_bytes())
             recorded = {name: float(result[name]) for name in _RECORDED if name in result}
