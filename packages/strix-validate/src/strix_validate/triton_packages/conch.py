@@ -99,7 +99,7 @@ _GROUP = "a scale of the wrong group, or bytes in the wrong order"
 _CHANNEL = "a read past the end of the scales if each row has one scale, as with a group size of -1"
 _ZEROS = "a zero point left out, or the zero point of another group used (AWQ)"
 _TILES = "a row after the last full tile left out, or written over the next row"
-_MODEL = "a fault that needs a combination of group, tokens and sizes, which other checks lack"
+_MODEL = "a fault with a combination of group, tokens and sizes that no other check has"
 
 
 def model_cases() -> dict[str, Case]:

@@ -24,7 +24,7 @@ from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
 
 MODULE = "fla"
 PACKAGE = "fla-core"
-#: By rule, the names of its two functions: the one for chunks, and the one for single tokens.
+#: The functions of each update rule: the first computes chunks, and the second single tokens.
 _RULES = {
     "gdn": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
     "kda": ("chunk_kda", "fused_recurrent_kda"),
@@ -182,7 +182,7 @@ class _Reference:
         return results
 
     def _attend(self, dtype: torch.dtype, **inputs: Tensor) -> dict[str, Tensor]:
-        """Compute the results as a kernel of a dtype does; see reference.working_dtype."""
+        """Compute the results, rounded where a kernel that computes in `dtype` rounds them."""
         value_heads = inputs["v"].shape[2]
         for name in ("q", "k"):
             x = inputs[name]
@@ -301,12 +301,12 @@ def _norm(grad: Tensor, **tensors: Tensor) -> dict[str, Tensor]:
 
 
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
-_CHUNK = "a wrong state passed to the next chunk, or a wrong last chunk, which is not full"
+_CHUNK = "a wrong state passed to the next chunk, or a fault in a last chunk that is not full"
 _STATE = "an initial state that is ignored, or whose gradient is ignored"
 _PACKED = "a sequence that sees the state of another sequence in its batch"
 _DECODE = "decoding that loses the state, or does not normalize keys as prefill does"
 _LANES = "a kernel that is correct only for head size 64, or for as many value heads as key heads"
-#: Heads of the sizes of Qwen3-Next and Kimi.
+#: A layer with the head sizes of Qwen3-Next and Kimi.
 _LAYER: dict = {"lengths": (256,), "heads": 4, "keys": 128, "values": 128}
 _DECODE_STEP: dict = {"decode": True, "lengths": (1,), "state": True}
 
@@ -381,7 +381,7 @@ COMPUTED = {
     "gdn": Case(attention, _CHUNK),
     "gdn-state": Case(partial(attention, state=True, lengths=(70,)), _STATE),
     "gdn-packed": Case(partial(attention, lengths=(70, 30)), _PACKED),
-    # Two of the sequences are whole numbers of chunks; the sequence between them is not.
+    # The first and the last sequence fill whole chunks; the sequence between them does not.
     "gdn-packed-state": Case(
         partial(attention, lengths=(64, 30, 128), heads=1, state=True, train=False),
         _PACKED,

@@ -27,7 +27,7 @@ IGNORED = -100
 
 
 def _convert(dtype: Precision, *tensors: Tensor) -> list[Tensor]:
-    """Return tensors in the working dtype; for TERMS, their magnitudes."""
+    """Return tensors in reference.working_dtype; if dtype is TERMS, return their magnitudes."""
     converted = [x.to(reference.working_dtype(dtype)) for x in tensors]
     if dtype == TERMS:
         return [x.abs() for x in converted]
@@ -315,8 +315,8 @@ def loss(  # noqa: PLR0913 (the options of a case)
         weights = log_weights.exp()
         n = counts.sum() if reduction == "mean" else 1
         if dtype == TERMS:
-            # A kernel stores the logits, with an error of up to half an eps of each. This error
-            # changes the weight of a logit by the same share, times the logit's magnitude.
+            # A kernel rounds each logit when it stores it. The relative error of a weight is the
+            # relative error of its logit, times the logit's magnitude.
             weights = weights * (1 + logits.abs())
             errors = weights + targets
             log_sizes = logits.abs() + logits.logsumexp(-1, keepdim=True).abs()
@@ -431,7 +431,9 @@ COMPUTED = {
     "geglu": Case(geglu, _GELU),
     "geglu-Gemma-2-9B": Case(partial(geglu, rows=2, columns=14336), _GELU),
     "loss": Case(loss, _LABELS),
-    "loss-sum": Case(partial(loss, reduction="sum"), "a sum divided by the number of labels"),
+    "loss-sum": Case(
+        partial(loss, reduction="sum"), "a summed loss divided by the number of labels"
+    ),
     "loss-smoothed": Case(partial(loss, smoothing=0.1), _SMOOTH),
     # This case is only in float32; see FLOAT16_OR_32.
     "loss-low": Case(partial(loss, low=-8.0), reference.LOW_SCORES_FAULT, torch.float32),
@@ -489,7 +491,7 @@ def _list_model_calls(shape: _Shape, **norm) -> list[Shipped]:
     builds: list[partial] = []
     for rows in (1, 5, 32):
         builds.append(partial(rms_norm, rows=rows, columns=hidden, **norm))
-    # These are the norms of queries and keys. There is a separate kernel for many rows.
+    # Queries and keys are normalized too. There is a separate kernel for many rows.
     for rows in (8, 64, 1 << 15):
         builds.append(partial(rms_norm, rows=rows, columns=head_dim, **norm))
     rotate = partial(rope, heads=heads, kv_heads=kv_heads, head_dim=head_dim)

@@ -64,7 +64,7 @@ def in_bfloat16(library: ModuleType) -> dict[str, Case]:
 
 @cache
 def _list_cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]:
-    """Return the checks that a tier has of a library, with the name and the case of each."""
+    """Return a tier's checks of one library, each with the name of its case and the case."""
     module_name = library.__name__.rpartition(".")[2]
     prefix = getattr(library, "PREFIX", f"{module_name}-")
     title = f"{library.MODULE}'s kernels {TIER_TITLES[tier]}"

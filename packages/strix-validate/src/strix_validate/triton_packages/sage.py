@@ -65,6 +65,8 @@ def _varlen(
 def _quantize(x: Tensor, rows: int, scale: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each group of rows the codes of x * scale before rounding, and their unit.
 
+    A number is its code times the unit.
+
     Args:
         x: (heads, tokens, head_dim), float32.
         rows: Number of a head's tokens that share a unit.
@@ -76,7 +78,7 @@ def _quantize(x: Tensor, rows: int, scale: float = 1.0) -> Iterator[tuple[Tensor
 
 
 def _round(x: Tensor, rows: int, scale: float = 1.0) -> Tensor:
-    """Return x * scale, rounded to 8-bit codes and multiplied by their unit, in float64."""
+    """Round x * scale to 8-bit codes; return the numbers that the codes stand for, in float64."""
     groups = []
     for codes, unit in _quantize(x, rows, scale):
         half = 0.5 * torch.where(codes >= 0, 1.0, -1.0)

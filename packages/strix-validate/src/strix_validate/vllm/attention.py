@@ -322,7 +322,7 @@ def _compute_sequence(
     if slopes is not None:
         bias = _compute_bias(slopes, len(rows), len(k))
     causal: reference.Causal = "bottom-right" if layer.causal else None
-    # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
+    # Convert (tokens, heads, head_dim) to (1, heads, tokens, head_dim).
     inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
     results = reference.attention(
         *inputs,

@@ -169,7 +169,7 @@ def _compute_masked(
     """
     bias = torch.zeros(visible.shape, dtype=torch.float64)
     bias = bias.masked_fill(~visible, -torch.inf)
-    # (tokens, heads, head_dim) to (1, heads, tokens, head_dim)
+    # Convert (tokens, heads, head_dim) to (1, heads, tokens, head_dim).
     inputs = [x.transpose(0, 1)[None] for x in (rows, k, v, rows)]
     out = reference.attention(*inputs, attn_mask=bias, dtype=dtype)["out"]
     return out[0].transpose(0, 1)
@@ -181,7 +181,7 @@ def _select_sequence(
     images: tuple[Images, ...],
     prefixes: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Return those arguments of _build_mask that differ between sequences."""
+    """Return sequence i's values of the arguments of _build_mask that differ by sequence."""
     arguments: dict[str, Any] = {"causal": True, "images": (), "prefix": None}
     if causal:
         arguments["causal"] = causal[i]

@@ -19,14 +19,14 @@ from strix_validate.timing import time_call
 from strix_validate.triton.cases import Randn
 from strix_validate.vllm.source import MOE_MODULE, VllmCall
 
-#: Numbers of tokens in one step of a server. Together they need all kernels that the numbers up to
-#: 8192 need. A count of the kernels, with the tuning tables of the recipe vllm, showed this. The
-#: numbers that are 4 modulo 8 are for Mixtral, because only with these numbers, Mixtral's number of
-#: padded rows is a multiple of 16.
+#: Numbers of tokens in one step of a server. Steps with these numbers need all kernels that the
+#: numbers up to 8192 need. A count of the kernels, with the tuning tables of the recipe vllm, showed
+#: this. Mixtral needs the numbers that are 4 modulo 8: only with them, its number of padded rows is
+#: a multiple of 16.
 TOKENS = (
     *(1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100),
     *(112, 129, 130, 132, 144, 515, 516, 518),
-    # These numbers are for layers with few experts.
+    # The following numbers are for layers with few experts.
     *(528, 2065, 2068, 2080),
 )
 
@@ -247,7 +247,7 @@ def _allocate_weights(layer: Experts, rows: int, columns: int, x: Tensor) -> _We
         return _Weights(weights, scales)
     if not layer.group:
         return _Weights(torch.empty(shape, dtype=x.dtype, device=x.device))
-    # A byte has two codes.
+    # A byte holds two 4-bit codes, of weights or of zero points.
     packed = {"dtype": torch.uint8, "device": x.device}
     groups = columns // layer.group
     weights = torch.empty(layer.experts, rows, columns // 2, **packed)

@@ -289,7 +289,7 @@ def _quantize_int4(
     zero_points = torch.full(scales.shape, 8, dtype=torch.uint8)
     if has_zeros:
         zero_points = (randn(*scales.shape).abs() * 4).clamp(max=15).to(torch.uint8)
-        # A byte has the zero points of two rows.
+        # A byte holds the 4-bit zero points of two rows.
         tensors["zeros"] = zero_points[:, ::2] | zero_points[:, 1::2] << 4
     tensors["weights"] = codes[..., ::2] | codes[..., 1::2] << 4
     tensors["scales"] = scales

@@ -433,8 +433,8 @@ WIDTH = 4
 #: Numbers of columns of q, k and v.
 _QKV_WIDTHS = [HEADS * SIZE, HEADS * SIZE, VALUE_HEADS * SIZE]
 _CHANNELS = sum(_QKV_WIDTHS)
-#: Numbers of columns in the parts of the layer's first product: the convolved channels, the gate of
-#: the output, and two numbers for each head, a and b.
+#: Numbers of columns of the four parts of the layer's first product: the convolved channels, the
+#: gate of the output, and the numbers a and b of each head.
 _INPUT_WIDTHS = [_CHANNELS, VALUE_HEADS * SIZE, VALUE_HEADS, VALUE_HEADS]
 
 
@@ -554,7 +554,7 @@ _STEPS = partial(delta_rule, lengths=(1, 1, 1))
 COMPUTED = {
     "conv1d": Case(convolution, _CONVOLUTION),
     "conv1d-bias": Case(partial(convolution, lengths=(2, 19), bias=True), _BIAS),
-    # Some sequences have fewer new tokens than the state from which they continue.
+    # Some sequences have fewer new tokens than their convolution state, which has three.
     "conv1d-short": Case(partial(convolution, lengths=(5, 2, 1, 9)), _CONVOLUTION),
     "gdn-prefill": Case(partial(delta_rule, lengths=(3, 64, 66), steep=True), _CHUNKS),
     "gdn-decode": Case(partial(_STEPS, kernel="one", steep=True), _RECURRENT, torch.float32),

@@ -144,7 +144,7 @@ def merged_states(
 ) -> tuple[VllmCall, Expected]:
     """Build a call of merge_attn_states, which merges attention over cached and over new keys.
 
-    In one head, one token has no cached key, so that its logsumexp of the cached keys is infinite.
+    One token has no cached key in one head, so the logsumexp of its cached keys is infinite.
 
     Args:
         randn: Draws the numbers.
@@ -152,7 +152,7 @@ def merged_states(
         heads: Query heads.
         head_dim: Size of a head.
         cached: How many tokens, from the first, have cached keys.
-        low: Number that is added to the other logsumexps.
+        low: Number that is added to all finite logsumexps.
     """
     names = ("prefix", "suffix")
     tensors = {name: randn(tokens, heads, head_dim) for name in names}

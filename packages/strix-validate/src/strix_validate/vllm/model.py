@@ -130,7 +130,7 @@ def _forward(
     experts: int,
     linear: int,
 ) -> Tensor:
-    """Compute the input of the head for all tokens at once, without a KV cache."""
+    """Compute the input of the language-model head for all tokens at once, without a KV cache."""
     embedding = tensors["embedding"].to(reference.working_dtype(dtype))
     x = embedding[tensors["tokens"]]
     for i in range(LAYERS):

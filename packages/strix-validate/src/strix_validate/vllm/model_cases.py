@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cases of vLLM's kernels for the layers of the models in models.toml, one table per family.
+"""Cases of vLLM's kernels for the models in models.toml, with one table per kind of kernel.
 
 The values that a kernel is compiled for are those of the models: head dims, experts per token,
 groups of weights and ranks. Numbers of tokens, experts and heads are as low as they can be without
 hiding faults, and sizes that only add tiles are shortened to the last tiles. A quick run includes a
-few cases of each family, which together contain each pair of values. A full run includes all.
+few cases of each table, which together contain each pair of values. A full run includes all.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ from strix_validate.vllm.kernels import moe, rms_norm, rope
 
 #: The fault that the cases of attention layers would catch.
 LAYER = "a kernel that is correct, but not for this model's heads, head dim, blocks or window"
-_EXPERTS = "a kernel that is correct only for fewer experts per token, or another group of weights"
+_EXPERTS = "a kernel that is correct only for fewer experts per token, or other groups of weights"
 _WRITER = "a second tile of heads left out, or part of a head in the wrong slot (Phi-3, OLMo)"
 _NORM = "a last block that is computed as if it was full, or a mean over the padded size"
 _ROPE = "wrong sections, heads or rotated lanes (Qwen3-VL, Qwen3.5, GLM-4.5V)"
@@ -41,7 +41,7 @@ _LATENT = "heads after the 16th, in a second block, left out (GLM-4.7-Flash has 
 _QUANTIZED = "the scale or zero point of the wrong group, with the group size 128 of checkpoints"
 _LORA = "a fault with a rank of more than one tile, or with slices of different sizes (q, k and v)"
 _VOCABULARY = "wrong tokens of the vocabulary's last block, or rows that are not aligned (Granite)"
-#: Those ranks of common adapters that vLLM serves.
+#: Ranks of common LoRA adapters, as far as vLLM supports them.
 RANKS = (8, 16, 32, 64, 128, 256)
 #: Candidates by name.
 _Candidates = Iterator[tuple[str, Candidate]]
@@ -50,7 +50,7 @@ _Lengths = tuple[tuple[int, int], ...]
 
 
 def _shorten(size: int, tile: int, tiles: int) -> int:
-    """Return the size of `tiles` full tiles and of the last tile of `size`, if it is not full."""
+    """Shorten a size to `tiles` full tiles, and its last tile if this tile is not full."""
     return size % tile + tiles * tile
 
 
@@ -134,8 +134,8 @@ def _list_products(layer: Experts, step: str) -> _Candidates:
     weights: dict = {"bits": bits, "zeros": layer.zeros}
     if layer.group:
         weights["group"] = layer.group
-    # Number of rows of x, experts of a row, rows and columns of the weights, and whether the
-    # router's weights are applied.
+    # Each tuple has the number of rows of x, the number of experts of a row, the rows and columns
+    # of the weights, and whether the router's weights are applied.
     products = {
         "up": (
             tokens,
@@ -253,7 +253,7 @@ _RULE_LENGTHS = {
 def linear_cases() -> dict[str, Case]:
     """Return cases of linear attention for each ratio of value heads to key heads.
 
-    They are of the convolution, the delta rule and the norm.
+    The cases cover the convolution, the delta rule and the norm.
     """
     return choose(_keep_distinct(_linear_candidates()), _LINEAR, _EXPENSIVE_LINEAR)
 
@@ -338,7 +338,7 @@ def _quantized_candidates() -> _Candidates:
 
 
 def _list_dense(format_name: str, product_name: str, rows: int, size: int) -> _Candidates:
-    """Yield candidates for decoding and for a prompt of a product."""
+    """Yield a product's candidates: one for decoding, and one for a prompt."""
     build, dtype = _DENSE_FORMATS[format_name]
     # For five tokens and fewer, vLLM uses another kernel than w4a16.
     fewest_tokens = 6 if format_name.startswith("w4a16") else 1
@@ -353,8 +353,8 @@ def _list_dense(format_name: str, product_name: str, rows: int, size: int) -> _C
         yield step, Candidate(build_step, columns, dtype)
 
 
-#: Cases that take too long for a quick run. A kernel has a program for each 16 of a rank, and for
-#: each of 64 parts of a token's vector.
+#: Cases that take too long for a quick run. For every 16 numbers of the rank, a kernel has 64
+#: programs, one for each part of a token's vector.
 _EXPENSIVE_LORA = ("lora-*-[12]??-*", "lora-*-qkv-64-*")
 #: The adapter of each token.
 _LORA_OWNERS = {"one": (0,), "mixed": (1, -1, 0, 0, -1)}
@@ -384,7 +384,7 @@ def _lora_candidates() -> _Candidates:
 
 
 def _list_adapted_layers(row: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return by layer the number of columns of x, and of each slice of the result."""
+    """Return for each layer the number of columns of x, and of each slice of the result."""
     queries = row.num_attention_heads * row.head_dim
     keys = row.num_key_value_heads * row.head_dim
     return {
@@ -433,7 +433,7 @@ def _sampling_candidates() -> _Candidates:
             yield f"{name}-{model}", Candidate(build, columns, torch.float32)
 
 
-#: Cases by family and by name.
+#: The tables of cases, by kind of kernel. Each table has cases by name.
 GENERATED: dict[str, dict[str, Case]] = {
     "attention": attention_cases(),
     "experts": expert_cases(),

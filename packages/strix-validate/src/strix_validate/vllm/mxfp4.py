@@ -42,8 +42,8 @@ def mixture(
         experts: Number of experts.
         top_k: Number of experts of each token.
         size: Number of columns of x.
-        inner: Number of columns between the two products. In the first product, the columns of gate
-            and up alternate.
+        inner: Number of columns of gate, of up, and of the second product's input. In the first
+            product, the columns of gate and up alternate.
     """
     tensors = {"x": randn(tokens, size), "logits": randn(tokens, experts)}
     weights = {}

@@ -198,7 +198,7 @@ BLOCKS = "a block's scale left out, or the scale of another block used (Qwen3-FP
 MINUTES = "a tile whose conversions from FP8 take minutes to compile"
 _COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the matrix unit"
 COMPUTED = {
-    # There are more tokens and rows than in a tile of either kernel.
+    # There are more tokens and rows than in a tile of either of AWQ's two kernels.
     "awq": Case(partial(awq, tokens=40, size=128, rows=264), _AWQ),
     "w4a16": Case(partial(w4a16, tokens=70, rows=40, size=128), _W4A16, torch.float32),
     # In 16 bits and without zero points, the kernel uses an instruction of gfx1151.

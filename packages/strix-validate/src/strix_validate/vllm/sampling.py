@@ -50,11 +50,11 @@ def _describe_kept(logits: Tensor) -> dict[str, Tensor]:
 
 
 def _shape_end(logits: Tensor, count: int, ties: int, gap: float) -> None:
-    """Change a row's logits around the last kept logit, in place.
+    """Change a row's logits in place, around the last logit that top-k or top-p keeps.
 
     Args:
         logits: The row, (vocabulary,).
-        count: Number of logits that are kept.
+        count: Number of logits that the kernel must keep.
         ties: See truncated.
         gap: See truncated.
     """
@@ -270,7 +270,7 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     scaled_logits = logits.double() / divisor
     order = scaled_logits.sort(descending=True).values
     min_p = torch.zeros(3)
-    # The min-p of each state is chosen by the logits of a row: {state: row}.
+    # The logits of one row determine the min-p of a state. The dict maps each state to this row.
     for state, row in {2: 0, 0: 1, 1: 2}.items():
         count = kept_counts[row]
         if count:
@@ -546,14 +546,14 @@ COMPUTED = {
         "tokens with equal logits that are all kept, or all left out",
         **_FLOAT32,
     ),
-    # There are more rows than half of the processors, so the kernel does not split a row into
-    # parts. A row has several blocks.
+    # There are more rows than half of the GPU's workgroup processors, so the kernel does not split
+    # a row into parts. A row has several blocks.
     "top-p-alone": Case(
         partial(truncated, keys=(0,) * 12, nuclei=(30, 5, 12) * 4, gap=0.5),
         _TOP,
         **_FLOAT32,
     ),
-    # There are more rows than workgroup processors of gfx1151.
+    # There are more rows than gfx1151 has workgroup processors.
     "top-k-batch": Case(
         partial(truncated, keys=(5,) * 45, nuclei=(0,) * 45, vocabulary=300),
         _TOP,

@@ -161,13 +161,13 @@ def generation() -> str:
 
 
 def device_name() -> str:
-    """Return the GPU's name in the names of vLLM's tuning tables.
+    """Return the GPU's name as it appears in the file names of vLLM's tuning tables.
 
-    Without an NVIDIA GPU, it is the name of gfx1151.
+    Without an NVIDIA GPU, return the name of gfx1151.
     """
     if torch.version.hip or not torch.cuda.is_available():
         return VLLM_DEVICE_NAME
-    # The stand-in for a gfx1151 device has no attribute name.
+    # The stand-in for a gfx1151 device has no attribute `name`, so the default is used.
     name = getattr(torch.cuda.get_device_properties(0), "name", VLLM_DEVICE_NAME)
     return re.sub(r"[\s/]+", "_", name)
 
@@ -191,9 +191,9 @@ class _Platform:
 
 
 class _StandIn(types.ModuleType):
-    """A module in which each name is a mock, except SparseMatrix.
+    """A module in which each name is a mock, except SparseMatrix, which is absent.
 
-    The function generation tests for this name, which only some versions of triton_kernels have.
+    Only some versions of triton_kernels have SparseMatrix, so :func:`generation` looks for it.
     """
 
     def __getattr__(self, name: str):
@@ -260,7 +260,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
         "async_tensor_h2d": lambda x, **place: torch.as_tensor(x).to(**place),
     },
     "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1, "NULL_BLOCK_ID": 0},
-    # No plugin defines a dtype of its own.
+    # No plugin defines a cache dtype of its own, so no dtype has a handler.
     "vllm.config.cache": {"get_kv_cache_dtype_handler": lambda dtype: None},
     "vllm.utils.import_utils": {"get_triton_kernels_version": generation},
 }

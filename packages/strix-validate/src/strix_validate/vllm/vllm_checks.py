@@ -30,7 +30,7 @@ from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.attention import paged_attention, store_keys
 from strix_validate.vllm.kernels import moe, rms_norm, rope
 
-#: The prefix in ids of checks, and the name in their titles.
+#: The prefix of the ids of vLLM's checks, and the library's name in their titles.
 PREFIX = "vllm-"
 MODULE = "vLLM"
 #: Modules that have a table COMPUTED of further cases for the tier "attention".
@@ -59,7 +59,7 @@ _SPLIT = "segments of a split decode that are merged wrongly, or read without be
 _WINDOW = "a sliding window that is off by one: https://github.com/vllm-project/vllm/issues/28989"
 _SINKS = "gpt-oss's sinks left out, or counted in each segment of the keys instead of once"
 _CAP = "a softcap that overflows or is left out (Gemma)"
-_PAGES = "a block table read wrongly if a block is no power of two, as in hybrid models"
+_PAGES = "a block table read wrongly if the block size is no power of two, as in hybrid models"
 _SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
 _ALIBI = "slopes that are ignored, or those of another head (Bloom, MPT)"
 _FP8 = "the scale of keys or values left out, or both scales swapped"
@@ -221,7 +221,7 @@ _ATTENTION = {
     ),
     "prefill-softcap-large": _attend(_CAP, (20, 40), softcap=3.0, gain=100.0, **_D64),
     "prefill-block-33000": _attend(
-        "numbers of blocks read as 16 bits",
+        "block numbers read as 16-bit integers",
         (20, 40),
         first_block=33000,
         **_ONE_HEAD,
@@ -244,7 +244,7 @@ _KERNELS = {
     ),
     "moe-unrouted": Case(
         partial(moe, routed=False, absent=1),
-        "the router's weights applied twice, or an expert of another GPU computed",
+        "the router's weights applied twice, or a result of an expert that is on another GPU",
     ),
     "moe-bias": Case(
         partial(moe, bias=True),
@@ -252,7 +252,7 @@ _KERNELS = {
     ),
     "moe-int4-zeros": Case(
         partial(moe, bits=4, zeros=True, absent=1),
-        "zero points of the wrong row (AWQ), or an expert of another GPU computed",
+        "zero points of the wrong row (AWQ), or a result of an expert that is on another GPU",
     ),
     "rms-norm": Case(rms_norm, "the last block, which is not full, computed as if it was full"),
     "rope": Case(rope, "angles of the wrong section, or wrong pairs of lanes"),
@@ -365,7 +365,8 @@ EMULATED = {
 
 def is_for_device(name: str, device: str) -> bool:
     """Return whether a case of COMPUTED is for this kind of device."""
-    # w4a16-packed uses an instruction of gfx1151, and mla-decode an option of AMD's compiler.
+    # NVIDIA's GPUs cannot run w4a16-packed, which uses an instruction of gfx1151, or mla-decode,
+    # which uses an option of AMD's compiler.
     is_for_amd = name.startswith(("w4a16-packed", "mla-decode"))
     return not is_for_amd or device != "cuda" or bool(torch.version.hip)
 
