@@ -144,7 +144,7 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "",
         "",
         "8 bytes of scratch, 0 registers spilled",
-        "the code is that of a configuration above",
+        "compiles to the same code as an earlier configuration",
         "OutOfResources: LDS",
     ]
     assert trials[0].cost == asdict(COST)

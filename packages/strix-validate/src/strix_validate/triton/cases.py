@@ -86,8 +86,8 @@ def choose(
 ) -> dict[str, Case]:
     """Return a case for each candidate.
 
-    A quick run includes few of the cases, which together contain each pair of values of two
-    columns. A full run includes all.
+    A full run includes all cases. A quick run includes a few that are not expensive. For any two
+    columns, they contain each pair of values that these candidates have.
 
     Args:
         candidates: The candidates by name.

@@ -71,7 +71,7 @@ def _build_arguments(
     """
     arguments: list[emulator.Buffer | int | float | None] = []
     for name, type_name in signature.items():
-        if type_name == "constexpr":  # the compiler folds such an argument into the code
+        if type_name == "constexpr":  # the value is in the code, so the kernel takes no argument
             continue
         value = values[name]
         if hasattr(value, "data_ptr"):
@@ -126,7 +126,7 @@ def _convert_number(value, type_name: str) -> int | float | None:
 
 def _point_to(tensor, storages: dict[int, np.ndarray]) -> emulator.Buffer:
     """Return the buffer of a tensor. Tensors with the same storage share one array of its bytes."""
-    # A tensor of triton_kernels wraps a torch tensor.
+    # A tensor of triton_kernels wraps a torch tensor, which this line unwraps.
     tensor = getattr(getattr(tensor, "storage", None), "data", tensor)
     storage = tensor.untyped_storage()
     if storage.device.type != "cpu":

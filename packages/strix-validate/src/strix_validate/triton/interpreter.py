@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-#: Functions of triton.language.extra.libdevice, none of which the interpreter has.
+#: Implementations of functions of triton.language.extra.libdevice, which the interpreter lacks.
 _LIBDEVICE: dict[str, Callable] = {
     "log1p": numpy.log1p,
     "rsqrt": lambda x: 1 / numpy.sqrt(x),
@@ -51,8 +51,8 @@ def complete() -> None:
         return apply
 
     def count(*limits: Any) -> Iterable:
-        # In a compiled kernel a loop's counter is a tensor if one of its limits is a tensor. An
-        # interpreted kernel finds `range` in the interpreter's module.
+        # In a compiled kernel, a loop's counter is a tensor if one of its limits is a tensor. This
+        # function replaces `range` in the interpreter's module, where kernels find it.
         numbers = range(*map(int, limits))
         if any(isinstance(limit, tensor) for limit in limits):
             return map(convert_original, numbers)

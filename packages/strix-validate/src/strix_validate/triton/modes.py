@@ -247,7 +247,7 @@ def _answer_all(mode: Mode, calls_file: Path) -> CallAnswers | CannotRun:
         _install_hooks(mode, records)
     except CannotRun as error:
         return error
-    # The parent process wrote this file.
+    # Unpickling is safe, because the parent process wrote this file.
     calls = pickle.loads(calls_file.read_bytes())
     backend = calls[0].prepare()
     device = "cuda" if mode == "native" else "cpu"

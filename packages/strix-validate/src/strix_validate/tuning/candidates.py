@@ -37,16 +37,16 @@ from strix_validate.vllm.source import MOE_MODULE
 
 #: Tile and launch options, by their names in the library's file; {} is the packaged choice.
 Configuration = dict[str, Any]
-#: Tokens of the prompt and of the cache in timed calls.
+#: Numbers of tokens of the prompt and of the cache in timed calls.
 PROMPT = 2048
 CACHE = 4096
 #: Numbers of tokens of a step. vLLM's file has a row for each number; vLLM uses the nearest.
 STEPS = (1, 8, 32, 128, 512, 2048)
-#: Tokens of a prompt whose result is checked; not a multiple of a tile.
+#: Number of tokens of a prompt whose result is checked. It is not a multiple of a tile's size.
 _CHECKED = 300
 #: Rows and columns of a checked product of experts. All multiples of 16 use the same kernel.
 _SMALL = 256
-_SAME = "the code is that of a configuration above"
+_SAME = "compiles to the same code as an earlier configuration"
 _AITER = "aiter.ops.triton._triton_kernels.flash_attn_triton_amd.fwd_prefill"
 
 
@@ -181,7 +181,7 @@ def _list_flash_attn(
     kernels: Sequence[str],
     dtype: torch.dtype,
 ) -> list[Problem]:
-    """Return flash-attn's kernels for each layer."""
+    """Return a problem to tune for each of flash-attn's kernels and each layer."""
     problems = []
     for layer, kernel in product(layers, kernels):
         problems.append(_build_attention("flash-attn", kernel, layer, dtype))
@@ -340,7 +340,7 @@ def _list_expert_tiles(tokens: int, group: int, block: int) -> Iterator[Configur
 
 @contextlib.contextmanager
 def configured(problem: Problem, configuration: Configuration) -> Iterator[None]:
-    """Return a context in which a library uses a configuration instead of its files."""
+    """Return a context in which a library uses a configuration, and ignores its tuning files."""
     if problem.library == "flash-attn":
         utils = importlib.import_module("flash_attn.flash_attn_triton_amd.utils")
         tiles = {problem.key: configuration} if configuration else {}
@@ -404,7 +404,7 @@ class ConfiguredCall:
         return replace(call, grad_out=None)
 
     def prepare(self) -> str:
-        """Prepare the library; return which kernels it will run."""
+        """Prepare the library, and describe the kernels that the call will run."""
         return self._build_call().prepare()
 
     def execute(self, device: str) -> dict[str, Tensor]:
@@ -456,13 +456,14 @@ def _judge_compiled(
     answers: list[CallAnswer],
     compiled_code: set[bytes],
 ) -> tuple[Trial, KernelCost | None]:
-    """Return a compiled configuration's trial, and its cost or None.
+    """Return the trial of a compiled configuration, and its cost; None if it did not compile.
 
     Args:
         problem: The problem to tune.
         configuration: The configuration; {} stands for the packaged one.
-        answers: The answers to the configuration's calls.
-        compiled_code: Code objects of earlier configurations; those of this one are added.
+        answers: The answers to the calls that were compiled with the configuration.
+        compiled_code: Code objects of earlier configurations. The function adds those of this
+            configuration.
     """
     errors = [": ".join(answer.error) for answer in answers if answer.error]
     kernels: list[Lookup] = []
@@ -523,7 +524,7 @@ def _read_tile(configuration: Configuration) -> tuple[int, ...]:
 
 
 def _read_code(lookup: Lookup) -> bytes:
-    """Return a kernel's code object; options without an effect leave it unchanged."""
+    """Return a kernel's code object. If an option has no effect, it does not change the code."""
     for path in lookup.files.values():
         if path.endswith(".hsaco"):
             return Path(path).read_bytes()
@@ -564,6 +565,6 @@ def reject(cost: KernelCost, packaged: KernelCost) -> str:
 
 
 def sort_key(configuration: Configuration, cost: KernelCost) -> tuple:
-    """Return a key that sorts by ascending scratch, then larger tiles first, then more waves."""
+    """Return a sort key: least scratch first, then fewest spills, largest tile and most waves."""
     area = math.prod(_read_tile(configuration))
     return cost.scratch, cost.vgpr_spills, -area, -cost.waves

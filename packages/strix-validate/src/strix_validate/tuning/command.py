@@ -45,7 +45,7 @@ class Options:
 
 
 def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[Any, list[Any]]:
-    """Return the layers of a model, and the problems to tune for it here.
+    """Return a model's layers, and the problems to tune: its kernels with their shapes.
 
     Args:
         name: The name of a model in the table, or a folder with config.json.
@@ -114,7 +114,7 @@ def fill_cache(
     has_failed = False
     for library, (executed, compiled) in _list_calls(problems, model).items():
         if architecture == TARGET:
-            # Several processes compile, without the GPU.
+            # For gfx1151, several processes compile at once, because this needs no GPU.
             first = packages.look_up(compiled, cache, options.jobs, variables=variables)
         else:
             first = modes.run(executed, "native", cache, variables).calls
@@ -331,7 +331,7 @@ def _report_errors(output: Path, print_line: Print) -> Iterator[None]:
     """Turn an exception that ends a run early into one line and an exit status."""
     try:
         yield
-    except typer.Exit:  # typer.Exit is also a RuntimeError
+    except typer.Exit:  # without this clause, a clause below would catch it as a RuntimeError
         raise
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

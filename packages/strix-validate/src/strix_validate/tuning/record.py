@@ -67,10 +67,10 @@ class Trial(StrictModel):
 
     Attributes:
         configuration: The configuration; {} stands for the packaged one.
-        cost: The counts of its code, compiled for gfx1151.
-        reason: Why it is not measured, or "".
-        fault: The fault of its result, its error, or "".
-        milliseconds: The median of each round.
+        cost: The counts of its code, compiled for gfx1151; see KernelCost.
+        reason: The reason why the configuration is not measured, or "".
+        fault: The fault of its result, the error that it raised, or "".
+        milliseconds: The median time in each round.
     """
 
     configuration: dict[str, Any]
@@ -308,7 +308,7 @@ class Store:
         return variables
 
 
-#: Counts in the table.
+#: The counts of a trial's cost that the table of the report shows.
 _COUNTS = ("vgprs", "vgpr_spills", "scratch", "lds", "waves", "wmma")
 _HEADER = [
     "| kernel | configuration | VGPRs | spilled | scratch | LDS | waves | WMMA | ms | |",

@@ -158,8 +158,8 @@ class Session:
         Raises:
             Refused: Another program uses the GPU, or the GPU is throttled.
             OSError: The record cannot be written.
-            RuntimeError: The packaged configuration was not compiled, the library ignores others,
-                or the worker ended.
+            RuntimeError: The packaged configuration was not compiled, the library ignores all other
+                configurations, or the worker ended.
         """
         from strix_validate.tuning.candidates import short_list
 

@@ -38,7 +38,7 @@ from strix_validate.vllm.source import MOE_MODULE
 #: Milliseconds for which a configuration is timed in a round. With the warm-up, a round of all
 #: configurations takes seconds.
 _TURN = 150.0
-#: The results that are compared.
+#: The names of the results that are compared with float64.
 _COMPARED = {"out", "dq", "dk", "dv"}
 
 
@@ -118,7 +118,7 @@ def bind(problem: Problem, device: str) -> Callable[[], Callable[[], Any]]:
 
 
 def _bind_attention(problem: Problem, call: Any, device: str) -> Callable[[], Any]:
-    """Return the function that launches a forward kernel, or the backward kernels."""
+    """Return the function to time: it launches a forward kernel, or the backward kernels."""
     import flash_attn
 
     function = getattr(flash_attn, call.name)
@@ -133,9 +133,9 @@ def _bind_attention(problem: Problem, call: Any, device: str) -> Callable[[], An
 
 
 def _bind_experts(calls: list[Any], device: str) -> Callable[[], None]:
-    """Return the function that launches both products.
+    """Return the function that launches both products of a layer of experts.
 
-    The tokens are sorted once, here, for the configuration of the current context.
+    The tokens are sorted only once, here. The sorting depends on the current configuration.
     """
     launches = []
     for call in calls:
@@ -200,7 +200,7 @@ def build_file_name(problem: Problem) -> str:
     dtype_name = problem.shapes[3]
     block = problem.shapes[5]
     if dtype_name == "int4_w4a16":
-        # Two weights are packed into a byte.
+        # The tensor has two weights in each byte, and the file's name has the number of weights.
         inner = 2 * inner
     return module.get_config_file_name(experts, inner, dtype_name, block)
 
@@ -215,7 +215,7 @@ def _end_with_parent() -> None:
 
 def _main(file: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # The parent process wrote this file.
+    # Unpickling is safe, because the parent process wrote this file.
     request = pickle.loads(Path(file).read_bytes())
     if request.device == "cuda" and not torch.version.hip:
         stand_in.ignore_amd_options()
