@@ -294,7 +294,7 @@ def test_a_gpu_next_door(tmp_path):
     assert gpu["message"] == "the GPU is gfx1151, but these packages are compiled for gfx1152"
     done = command(tmp_path, gpu_arch="gfx1100")
     assert done.returncode == 2
-    assert "doctor knows gfx1151, gfx1150, gfx1152" in done.stderr
+    assert "doctor supports only gfx1151, gfx1150, gfx1152" in done.stderr
 
 
 def test_command_on_a_host_without_amd_gpu(tmp_path):

@@ -144,7 +144,10 @@ def test_another_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(cli, "TARGET", "gfx906")
     done = CliRunner().invoke(cli.app, ["list"], env={"COLUMNS": "200"})
     assert done.exit_code == 2
-    assert "gpu_arch is 'gfx906', not gfx1151, gfx1150, gfx1152, gfx1153, gfx1100" in done.output
+    assert (
+        "gpu_arch is 'gfx906': set it to one of gfx1151, gfx1150, gfx1152, gfx1153, gfx1100"
+        in done.output
+    )
 
 
 class InspectChild:

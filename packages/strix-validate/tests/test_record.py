@@ -239,7 +239,7 @@ def test_a_name_of_another_size_or_device_is_an_error(tier, name):
     fits = next(
         c.id for c in tiers.load(tier).checks() if tiers.load(tier).applies(c, RunOptions())
     )
-    with pytest.raises(NoSuchCheck, match=f"{name} needs another size or kind of device"):
+    with pytest.raises(NoSuchCheck, match=f"{name} needs another --size or --device"):
         run([tier], RunOptions(), [fits, name])
 
 

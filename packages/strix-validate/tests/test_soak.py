@@ -111,7 +111,7 @@ def test_a_line_that_a_kill_cut_off_is_left_out():
         ({"error": 40.0}, "an error is 40 times its bound"),
         ({"error": None}, "a result is not a number"),
         ({"changed": 1}, "1 of 40 results differ from the first one in some bits"),
-        ({"fault": "a request was answered for another one's prompt"}, "another one's prompt"),
+        ({"fault": "a request got the answer to another request's prompt"}, "another request's"),
     ],
 )
 def test_one_wrong_result_after_many_right_ones_fails(fault, words):

@@ -77,7 +77,9 @@ def main_options(
 ) -> None:
     """Check the attention of the installed PyTorch, flash-attn and vLLM, and the machine."""
     if TARGET not in GPUS:
-        raise typer.BadParameter(f"the variable gpu_arch is {TARGET!a:.40}, not {', '.join(GPUS)}")
+        raise typer.BadParameter(
+            f"the variable gpu_arch is {TARGET!a:.40}: set it to one of {', '.join(GPUS)}"
+        )
 
 
 @app.command()

@@ -17,7 +17,7 @@ RESPONSE = 1 << 26
 EVENT = 1 << 22
 #: Maximum characters of a stream of events.
 STREAM = 1 << 28
-#: Number of bytes that are read of an error response. Only its beginning is shown.
+#: Maximum bytes of an error response that are read. Only its beginning is shown.
 ERROR = 1 << 16
 #: Number of bytes at the beginning of a log that are searched.
 LOG = 1 << 26

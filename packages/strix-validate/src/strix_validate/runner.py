@@ -152,7 +152,7 @@ def _select_applicable(
     for name in only:
         named = select(available, [name])
         if not any(set(named[tier]) & set(applicable[tier]) for tier in available):
-            raise NoSuchCheck(f"{name} needs another size or kind of device")
+            raise NoSuchCheck(f"{name} needs another --size or --device")
     return {
         name: [check for check in checks if check in selected[name]]
         for name, checks in applicable.items()

@@ -210,7 +210,7 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
     if options.get("questions") and not model:
         raise typer.BadParameter("--questions needs --model: the default models are random")
     if "doctor" in names and TARGET not in DEVICES:
-        raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor knows {', '.join(DEVICES)}")
+        raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor supports only {', '.join(DEVICES)}")
     if plots and not find_spec("matplotlib"):
         raise typer.BadParameter(f"--plots needs matplotlib: {suggest_installation('matplotlib')}")
 

@@ -14,7 +14,8 @@ from strix_validate.triton import launches
 #: Minimum and maximum number of timed calls.
 _MIN_REPEATS = 5
 _MAX_REPEATS = 500
-#: Bytes that are overwritten before each call on a GPU. The GPU's cache is smaller.
+#: Bytes that are overwritten before each call on a GPU, so that its cache, which is smaller, has no
+#: input of the call.
 _CACHE_BYTES = 256 * 2**20
 
 

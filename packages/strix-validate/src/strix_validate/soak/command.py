@@ -89,7 +89,7 @@ class SoakRecord:
         return self._stem.with_name(f"{self._stem.name}.{suffix}")
 
     def make_record(self) -> Record:
-        """Return the record so far; it lacks the check WHOLE before the story's end."""
+        """Return the record so far. Until the soak has ended, it lacks the check WHOLE."""
         checks = []
         for result in judge(self._story):
             check = record.make_check_record("soak", result)
@@ -233,7 +233,7 @@ def run(
     ):
         if reason:
             story.absent["server"] = reason
-            print_line(f"the load server does not run: {reason}")
+            print_line(f"the load 'server' does not run: {reason}")
         number_of_loads = 4 if url else 3
         options = {
             "device": device,

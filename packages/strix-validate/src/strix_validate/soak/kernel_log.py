@@ -16,7 +16,7 @@ _FAULTS = re.compile(
     r"|Hardware Error|Machine check|blocked for more than \d+ seconds",
     re.I,
 )
-#: Names of processes, which are private to the user.
+#: Matches names of processes. They are private to the user, so they are removed from messages.
 _PROCESS = re.compile(r"\b(process|thread|task) (\S+ pid \d+|\d+ \([^)]*\)|\S+:\d+)", re.I)
 KMSG = Path("/dev/kmsg")
 
@@ -40,7 +40,7 @@ class KernelLog:
             self._follow_journal(error)
 
     def _follow_journal(self, error: OSError) -> None:
-        """Read the journal instead, which members of its group may read."""
+        """Read the journal instead of /dev/kmsg; its group, systemd-journal or adm, may read it."""
         program = shutil.which("journalctl")
         if not program or not _has_lines(program):
             self.absent = (
@@ -78,7 +78,7 @@ class KernelLog:
             try:
                 part = self._read_record()
             except BrokenPipeError:
-                # The ring buffer was overwritten, and records were lost.
+                # The ring buffer was overwritten. Its older records are lost, so read on.
                 continue
             if not part:
                 break

@@ -125,12 +125,12 @@ class TensorLoad:
         self._names = cycle(exact)
 
     def _differs(self, results: dict[str, Tensor], names: list[str]) -> Tensor:
-        """Return whether one of these results differs from the first one, on the device."""
+        """Return whether a named result differs from its first value, as a tensor on the device."""
         differences = [(results[name] != self._first[name]).any() for name in names]
         return torch.stack(differences).any()
 
     def _error(self, results: dict[str, Tensor], names: Iterable[str]) -> Tensor:
-        """Return the largest error as a share of its bound, on the device.
+        """Return the largest error as a share of its bound, as a tensor on the device.
 
         The result is NaN if a tensor has a NaN.
         """
@@ -312,7 +312,7 @@ class CopyLoad:
 
 
 class ServerLoad:
-    """Concurrent requests to a server of a tiny model. Answers are compared with its own prefill.
+    """Concurrent requests to a tiny model's server. The server's own prefill judges the answers.
 
     If two tokens are almost equally likely, either may be generated, because the order of summation
     depends on the batch.

@@ -83,7 +83,7 @@ class LineProcess:
             if is_over and not lines:
                 return
             if not lines:
-                # The line is incomplete, or the output ended before the process.
+                # Wait, because the line is incomplete, or the output ended before the process.
                 time.sleep(0.05)
 
     def status(self) -> int | None:

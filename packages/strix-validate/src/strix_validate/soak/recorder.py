@@ -19,7 +19,7 @@ _STALE = 5.0
 #: Seconds without progress that are allowed before the first turn. In this time, torch is imported,
 #: kernels are compiled, and the CPU computes the references.
 PREPARE_LIMIT = 600.0
-#: The columns of the table, one row each second.
+#: The columns of the table, which has one row for each second.
 TABLE = (
     "seconds",
     "load",
@@ -120,7 +120,7 @@ class Recorder:
             at = self._clock.now() - begin
             event = self._read_children(at)
             story.ending = self._describe_end(at, hang_after)
-            # A load that hangs at the end makes no progress after the time is over.
+            # The soak is whole only after progress at its end: the last load may hang.
             story.is_whole = story.progress_at >= seconds and not story.ending
             if story.ending:
                 event = f"{event}; {story.ending}".removeprefix("; ")
@@ -131,7 +131,11 @@ class Recorder:
             self._clock.wait_until(begin + second)
 
     def _read_children(self, at: float) -> str:
-        """Add the output of the children and of the kernel to the story; return the new events."""
+        """Add new output of the child processes and of the kernel to the story.
+
+        Returns:
+            The new events, such as a wrong result or a message of the kernel, as text.
+        """
         story = self._story
         faults_before = story.number_of_faults
         for line in self._worker.lines():
@@ -186,7 +190,7 @@ class Recorder:
         """Add the row of a second to the story, and return it."""
         story = self._story
         reading = self._reading if at - self._read_at <= _STALE else {}
-        # A tree caches its values, so that each second needs a new tree.
+        # A Tree caches the values that it reads, so each second needs a new Tree.
         available = Tree(self._tree.root).available
         row = {
             "seconds": round(at, 1),

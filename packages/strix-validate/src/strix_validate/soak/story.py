@@ -112,7 +112,7 @@ class Story:
         try:
             message = json.loads(line)
         except ValueError:
-            # The last line of a killed worker may be cut off.
+            # A killed worker may leave an incomplete last line, which is ignored.
             return
         self.progress_at = at
         if "device" in message:

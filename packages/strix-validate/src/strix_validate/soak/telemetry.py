@@ -26,11 +26,11 @@ COLUMNS = (
     "gpu_memory_mib",
 )
 _MIB = 2**20
-#: The size of struct gpu_metrics_v3_0 (kgd_pp_interface.h of the kernel), which Strix Halo has, and
-#: the offset of its counters of throttling.
+#: The size of struct gpu_metrics_v3_0 (kgd_pp_interface.h of the kernel), which Strix Halo's driver
+#: writes, and the offset of its throttling counters.
 _METRICS_SIZE = 264
 _RESIDENCY_OFFSET = 228
-#: The limit that each of these counters counts.
+#: The limit that each throttling counter of gpu_metrics_v3_0 counts, in the struct's order.
 _RESIDENCIES = (
     "PROCHOT",
     "sustained power",
@@ -81,7 +81,7 @@ def _read_gpu_memory(tree: Tree) -> float | None:
 
 
 def _read_first(tree: Tree, pattern: str, divisor: float) -> float | None:
-    """Return the number in the first file of a pattern that has one, divided by the divisor."""
+    """Return the first number in the files that match a pattern, divided by the divisor."""
     for file in tree.glob(pattern):
         number = tree.number(str(file.relative_to(tree.root)))
         if number is not None:

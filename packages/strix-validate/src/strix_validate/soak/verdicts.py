@@ -26,7 +26,7 @@ _DRIFT_FLOOR = 0.02
 #: Minimum numbers of samples and of steps for a comparison of quarters.
 _MIN_SAMPLES = 120
 _MIN_STEPS = 8
-#: Number of points of each line in the plot.
+#: Maximum number of points of each line in the plot.
 POINTS = 600
 #: Maximum number of the kernel's messages in a record, and maximum characters of each message.
 _MESSAGES = 20
@@ -85,7 +85,7 @@ CHECKS = [WHOLE, *RESULTS.values(), DRIFT, THROTTLING, MEMORY, KERNEL, SENSORS]
 
 
 def judge(story: Story) -> list[Result]:
-    """Return the results so far. WHOLE has a result only after an end without interruption."""
+    """Return the results so far. The check WHOLE has one only if the soak ended uninterrupted."""
     if story.unable:
         return [Result(check, State.SKIPPED, story.unable) for check in CHECKS]
     results = [_judge_results(story, name, check) for name, check in RESULTS.items()]
@@ -266,7 +266,7 @@ def _group_by_turn(values: Iterable[tuple[int, float, float | None]]) -> list[_T
     """Return the turns of a series.
 
     Args:
-        values: The number of the turn, the second, and the value.
+        values: For each sample, the number of the turn, the second, and the value.
     """
     begins: dict[int, float] = {}
     by_turn: dict[int, list[float]] = {}

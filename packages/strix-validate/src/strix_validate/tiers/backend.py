@@ -120,8 +120,8 @@ def _is_gfx1151(options: RunOptions) -> bool:
 
 def _require_rocm(options: RunOptions) -> None:
     if not torch.version.hip:
-        raise CannotRun("only a ROCm build of torch has this")
-    need_gpu(options, "only a GPU shows this")
+        raise CannotRun("only a ROCm build of torch has AOTriton")
+    need_gpu(options, "only a GPU's attention backends are checked")
 
 
 def versions(options: RunOptions) -> dict:
@@ -167,7 +167,7 @@ def environment(options: RunOptions) -> Result:
     reported = {}
     for name, value in sorted(os.environ.items()):
         if name.startswith(_PREFIXES):
-            # records contain no paths of the machine
+            # a record must not contain a path of the machine
             reported[name] = "a path" if "/" in value else value
     # on a GPU of another vendor these variables have no effect
     state = State.FAILED if harmful and torch.version.hip else State.PASSED
@@ -235,7 +235,7 @@ def compiled_in(options: RunOptions) -> dict:
     Builds without USE_FLASH_ATTENTION have only the math backend, which is up to 19 times slower:
     https://github.com/ROCm/legacy-rocm-build/issues/6034
     """
-    need_gpu(options, "only a GPU shows this")
+    need_gpu(options, "only a GPU's attention backends are checked")
     available = torch.backends.cuda.is_flash_attention_available()
     require(available, "this torch was built without flash attention")
     return {"available": available}
@@ -243,7 +243,7 @@ def compiled_in(options: RunOptions) -> dict:
 
 def _require_usable(options: RunOptions, can_use: Callable) -> dict:
     """Require that torch can use a backend for a plain fp16 call; if not, fail with its reason."""
-    need_gpu(options, "only a GPU shows this")
+    need_gpu(options, "only a GPU's attention backends are checked")
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
     parameters = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
     with warnings.catch_warnings(record=True) as recorded:
@@ -326,7 +326,7 @@ def kernel_name(options: RunOptions) -> dict:
         if event.device_type == torch.autograd.DeviceType.CUDA:
             launched.add(event.name)
     if not launched and is_emulated(options):
-        raise CannotRun("the emulated device shows its launches to no profiler")
+        raise CannotRun("torch's profiler cannot record launches on the emulated device")
     names = sorted(launched)
     pattern = re.compile(r"attn_fwd|flash|fmha", re.IGNORECASE)
     attention_kernels = [name for name in names if pattern.search(name)]

@@ -75,9 +75,9 @@ class Work:
         return 4 * self.batch * kv_heads * self.seqlen * self.head_dim
 
 
-#: The layer that "gqa" and "decode" take their sizes from.
+#: The model's layer that gives the sizes "gqa" and "decode" their numbers of heads and head dim.
 _LAYER = MODELS["Llama-3.1-8B"].layers.attention[0]
-#: The measured sizes by name. published.toml has the first five sizes.
+#: The sizes of attention to measure, by name. published.toml has times of the first five sizes.
 SIZES = {
     "tiny": Work(1, 1, 128, 64),
     "small": Work(2, 4, 512, 64),
@@ -111,8 +111,8 @@ _TOKENS = {"decode": 16, "prefill": 2048}
 _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
 #: Sizes at which the math backend takes seconds. Only a full run measures them.
 _LARGE = ("large", "xlarge", "large128", "gqa")
-#: How many times as fast as math flash attention must be at the sizes of _LARGE, where the scores
-#: fill memory.
+#: Minimum speed of flash attention divided by the speed of the math backend. This applies to the
+#: sizes in _LARGE, where the scores fill memory.
 _MIN_SPEEDUP = 1.5
 #: Allowed relative difference between the two timers' times of the same call.
 _TIMER_TOLERANCE = 0.05
@@ -204,7 +204,7 @@ def _call_measure(
     case: tuple[str, str, str],
     options: RunOptions,
 ) -> dict:
-    del options  # the function `measure` already has the options
+    del options  # `measure` has the options already, so this argument is not needed
     return measure(*case)
 
 
@@ -289,7 +289,7 @@ def time_torch(route: str, work: Work, causal: bool, device: str) -> RouteTimes:
         torch.cuda.reset_peak_memory_stats()
         memory_before = torch.cuda.memory_allocated()
     try:
-        # sdpa.call distinguishes a refusal from an error
+        # sdpa.call raises CannotRun if the backend refuses the call
         out, operators = sdpa.call(function, *leaves, **options)
         ran = sdpa.find_backend(operators)
         require(route not in sdpa.BACKENDS or ran == route, f"{ran} ran, not {route}")
@@ -333,7 +333,10 @@ def _make_tensors(route: str, work: Work, device: str) -> list[Tensor]:
 
 
 def _function(route: str) -> Callable:
-    """Return a function with torch's arguments; flash-attn's takes tensors in its own layout."""
+    """Return the route's function, which takes the arguments of torch's attention.
+
+    The function of flash-attn takes tensors in flash-attn's own layout.
+    """
     if route != "flash-attn":
         return sdpa.ROUTES[route]
     try:
@@ -342,7 +345,7 @@ def _function(route: str) -> Callable:
         raise CannotRun("flash_attn is not installed") from error
 
     def function(q, k, v, is_causal, enable_gqa):
-        del enable_gqa  # flash_attn_func compares the numbers of heads itself
+        del enable_gqa  # flash_attn_func finds this out from the numbers of heads
         return flash_attn_func(q, k, v, causal=is_causal)
 
     return function
@@ -383,7 +386,7 @@ def _mixture(tokens: int, options: RunOptions) -> dict:
     call = replace(call, launch=experts.time_mixture, tensors={"x": x})
     timing = _time_in_child(call, options)
     pairs = tokens * _EXPERTS.top_k
-    # one expert has this number of weights in its two products
+    # the number of weights of one expert, in both products
     weights = 3 * _EXPERTS.hidden_size * _EXPERTS.intermediate_size
     experts_read = min(pairs, _EXPERTS.experts)
     return {

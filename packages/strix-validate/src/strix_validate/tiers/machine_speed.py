@@ -64,7 +64,7 @@ def _time_on_gpu(
 
 def _copy(options: RunOptions) -> dict:
     timing = _time_on_gpu(options, (_COPY_ELEMENTS,), lambda to, x: to.copy_(x))
-    # a copy reads and writes each byte
+    # a copy reads and writes each byte, so each byte counts twice
     return {"copy_gbps": 2 * _COPY_BYTES / timing.median / 1e6}
 
 

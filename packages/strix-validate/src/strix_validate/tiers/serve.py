@@ -33,7 +33,8 @@ from strix_validate.tiers import Tier, check_from_reason, run_each
 
 #: Allowed difference of a log probability in fp16 from that in float32, in nats.
 LOGPROB_BOUND = 0.05
-#: The same limit for the models of MODELS, which have bf16, fp8 activations or 4-bit weights.
+#: Allowed difference, in nats, for the models of MODELS. They have bf16, fp8 activations or 4-bit
+#: weights.
 MODEL_BOUND = 0.3
 #: Allowed seconds to the first token, for a tiny model that has answered before.
 FIRST_TOKEN_LIMIT = 2.0
@@ -187,15 +188,17 @@ def _compare(reference: list[float], generated: dict, bound: float) -> dict:
     token = generated["tokens"][0][0]
     error = abs(generated["logprob"] - reference[token])
     gap = max(reference) - reference[token]
-    require(error <= bound, f"the log probability is off by {error:.3f}, {bound} is allowed")
+    require(error <= bound, f"the log probability is off by {error:.3f} nats, {bound} allowed")
     require(
-        gap <= bound, f"token {token} is not the likeliest: another one has {gap:.3f} nats more"
+        gap <= bound,
+        f"token {token} is not the likeliest: another token's log probability is {gap:.3f} nats "
+        "higher",
     )
     return {"logprob": {"error": error, "bound": bound}}
 
 
 def _judge_model(name: str, session: ServerSession) -> dict:
-    """Require that a model of tiny_models generates the likeliest token, as in transformers."""
+    """Require that a model of tiny_models generates the token that transformers finds likeliest."""
     plugin = MODELS[name].plugin
     if plugin:
         session.need_vllm(plugin)
@@ -260,10 +263,13 @@ def decode(session: ServerSession) -> dict:
     error = judges.largest_difference(answer.logprobs, scored["logprobs"])
     require(
         error <= LOGPROB_BOUND,
-        f"a log probability is off by {error:.3f}, {LOGPROB_BOUND} is allowed",
+        f"a log probability is off by {error:.3f} nats, {LOGPROB_BOUND} allowed",
     )
     gap = judges.largest_difference(scored["best"], scored["logprobs"])
-    require(gap <= LOGPROB_BOUND, f"a token is not the likeliest: another has {gap:.3f} nats more")
+    require(
+        gap <= LOGPROB_BOUND,
+        f"a token is not the likeliest: another token's log probability is {gap:.3f} nats higher",
+    )
     return {"logprobs": {"error": error, "bound": LOGPROB_BOUND}}
 
 
@@ -318,7 +324,7 @@ def finish_reason(session: ServerSession) -> dict:
     expected = words[: words.index(stop_word)]
     require(
         answer.text.split() == expected,
-        f"{answer.text!r} before the stop string, expected: {expected}",
+        f"the text before the stop string is {answer.text!r}, expected {expected}",
     )
     return {"stop": stop_word}
 
