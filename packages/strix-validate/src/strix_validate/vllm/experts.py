@@ -20,9 +20,9 @@ from strix_validate.triton.cases import Randn
 from strix_validate.vllm.source import MOE_MODULE, VllmCall
 
 #: Numbers of tokens in one step of a server. Steps with these numbers need all kernels that the
-#: numbers up to 8192 need. A count of the kernels, with the tuning tables of the recipe vllm, showed
-#: this. Mixtral needs the numbers that are 4 modulo 8: only with them, its number of padded rows is
-#: a multiple of 16.
+#: numbers up to 8192 need. A count of the kernels with the tuning tables of the recipe vllm showed
+#: this. Mixtral needs the numbers that are 4 modulo 8: only with them, its number of padded rows
+#: is a multiple of 16.
 TOKENS = (
     *(1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100),
     *(112, 129, 130, 132, 144, 515, 516, 518),
