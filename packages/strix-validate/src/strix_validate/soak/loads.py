@@ -173,7 +173,7 @@ class TensorLoad:
         return Step(self._work * number, number, changed, error)
 
     def _compare_on_cpu(self, results: dict[str, Tensor]) -> float:
-        """Return the error of the next tensor in turn as a share of its bound."""
+        """Compare the next tensor on the CPU; return its largest error as a share of its bound."""
         name = next(self._names)
         result = results[name].cpu()
         exact = self._exact[name].cpu().expand_as(result)

@@ -64,8 +64,8 @@ def _backward_tiles(tiles: Iterable[tuple[int, int]]) -> list[Configuration]:
     return configurations
 
 
-#: Numbers of rows and of keys of the tiles of dkdv; in the tiles of dq, the two numbers are
-#: exchanged. One number divides the other.
+#: Sizes of the tiles of the kernel dkdv: number of rows, number of keys. The kernel dq exchanges
+#: the two numbers. One number divides the other.
 _KEYS = ((16, 64), (32, 32), (32, 64), (16, 128), (16, 32))
 #: Forward configurations. Few of them have two stages, because AMD's compiler then makes longer
 #: loops.

@@ -252,7 +252,7 @@ class Store:
     def write_files(self) -> None:
         """Write the files that the libraries read; see list_variables.
 
-        An earlier file is removed if its library keeps its packaged configurations.
+        A file of an earlier tuning is removed if no packaged configuration is to be replaced.
         """
         self._write_flash_attn()
         self._write_vllm()

@@ -99,7 +99,7 @@ def attend(  # noqa: PLR0913 (the parameters of the kernels)
         "block_table": table,
         "softmax_scale": scale,
         "window_size": _window_size(layer),
-        # Without a softcap, vLLM passes the integer 0. Triton compiles a kernel for each type.
+        # Without a softcap, pass 0 as vLLM does, because Triton compiles another kernel for 0.0.
         "softcap": layer.softcap or 0,
         "q_descale": None,
         "k_descale": torch.tensor(k_scale, device=q.device).expand(scales_shape),

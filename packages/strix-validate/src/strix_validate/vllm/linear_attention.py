@@ -269,7 +269,7 @@ def delta_rule(
         tensors["blocks"][0] = 0
     if steep:
         tensors["bias"][0] = 100
-        # The factor of the gate is so small that the state hardly decays.
+        # With this small factor of the gate, the state hardly decays despite the large bias.
         tensors["log"][0] = -6
     options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}
 

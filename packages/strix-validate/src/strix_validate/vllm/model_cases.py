@@ -316,7 +316,8 @@ _fp8_blocks = partial(quantized.fp8_blocks, block=FORMATS["FP8"]["block"])
 _DENSE_FORMATS: dict[str, tuple[partial, torch.dtype]] = {
     "awq": (_awq, FP16),
     "w4a16": (_w4a16, torch.float32),
-    # In 16 bits and without zero points, the kernel uses an instruction of gfx1151.
+    # In 16 bits and without zero points, the kernel has another form: it uses an instruction of
+    # gfx1151.
     "w4a16-packed": (_w4a16, FP16),
     "w4a16-zeros": (partial(_w4a16, zeros=True), FP16),
     "fp8-blocks": (_fp8_blocks, FP16),

@@ -16,7 +16,7 @@ from strix_validate.vllm.source import MXFP4_MODULE, VllmCall
 _MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 #: The numbers of fp4 by their code. A code has one bit of sign, two of exponent, one of mantissa.
 FP4 = torch.cat([_MAGNITUDES, -_MAGNITUDES])
-#: How many numbers share a scale, which is a power of two.
+#: How many fp4 numbers share a scale. The scale is a power of two.
 _GROUP = 32
 #: Constants of gpt-oss's activation, as in vLLM's triton_kernel_fused_experts.
 _ALPHA = 1.702

@@ -201,7 +201,8 @@ COMPUTED = {
     # There are more tokens and rows than in a tile of either of AWQ's two kernels.
     "awq": Case(partial(awq, tokens=40, size=128, rows=264), _AWQ),
     "w4a16": Case(partial(w4a16, tokens=70, rows=40, size=128), _W4A16, torch.float32),
-    # In 16 bits and without zero points, the kernel uses an instruction of gfx1151.
+    # In 16 bits and without zero points, the kernel has another form: it uses an instruction of
+    # gfx1151.
     "w4a16-packed": Case(partial(w4a16, rows=40, size=128), _PACKED),
     "w4a16-zeros": Case(
         partial(w4a16, rows=40, size=128, zeros=True),
