@@ -209,7 +209,7 @@ def _read_call(call: dict) -> dict:
     """Return a tool call's name and arguments.
 
     Raises:
-        CheckFailed: The call has another form.
+        CheckFailed: The call has no function, or its arguments are not JSON.
     """
     function = call.get("function")
     if not isinstance(function, dict):
