@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults that only a second loop trip, a large batch or another argument shows.
+"""Faults that show only if a loop runs twice, a batch is large, or an argument has a rare value.
 
 The entries have the format of vllm_faults.py. Each names the quick check that was added for the
 fault. No other quick check fails with the fault.

@@ -86,7 +86,11 @@ def merge_readers(old, new):
 
 
 def reader_bits(tag):
-    """Return the release field of a read tag: a bit for each wave (modulo 8) that read the cell."""
+    """Return which waves read a cell, from the tag of the reads.
+
+    The result has a bit for each wave number modulo 8. Tags of reads have these bits in place of
+    the release field.
+    """
     one = np.int64(1) << (RELEASE + (tag & READERS))
     return np.where(tag & 0xFF == SEVERAL, tag & RELEASES, one)
 

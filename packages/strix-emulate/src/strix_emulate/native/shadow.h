@@ -16,7 +16,8 @@ static inline int64_t unordered(int64_t old, int64_t new) {
 
 static inline int same_workgroup(int64_t a, int64_t b) { return a >> WORKGROUP == b >> WORKGROUP; }
 
-// Returns the release field of a read tag: a bit for each wave (modulo 8) that read the cell.
+// Returns which waves read a cell, from the tag of the reads: a bit for each wave number modulo 8.
+// Tags of reads have these bits in place of the release field.
 static inline int64_t reader_bits(int64_t tag) {
   return (tag & 0xff) == SEVERAL ? tag & 0x3fff00 : 0x100ll << (tag & 7);
 }

@@ -14,7 +14,7 @@ from strix_validate.models.table import read_table
 #: The only format in which the output head is quantized too.
 _HEAD_TOO = "mxfp8, its head too"
 #: Bytes of a weight in a layer's matrices by format, including the weight's share of a scale.
-#: Weights of 4 bits are in groups of 128.
+#: Formats that do not fix the size of a group have groups of 128 weights.
 _BYTES = {
     "16 bits": 2.0,
     "fp8": 1.0,

@@ -378,7 +378,7 @@ def judge_penalties(server: Endpoint) -> dict:
     prompt = server.generate(_REPETITION, 1).prompt
     plain = server.generate(prompt, _PENALIZED).tokens
     if max(Counter(plain).values()) < 4:
-        raise CannotRun("this model does not continue a text that repeats itself")
+        raise CannotRun("this model does not repeat itself even after a repetitive prompt")
     penalties: dict[str, Callable[[int], float]] = {
         "frequency_penalty": lambda count: 2.0 * count,
         "presence_penalty": lambda count: 2.0 * min(count, 1),
