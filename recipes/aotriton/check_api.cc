@@ -241,9 +241,9 @@ int main() {
   require(hipStreamCreate(&stream), "hipStreamCreate");
   require(AOTRITON_NS::v2::flash::check_gpu(stream), "check_gpu");
   const Case cases[] = {
-      // heads, heads of keys, queries, keys
+      // name, query heads, key heads, queries, keys, causal, backend
       {"all keys", 2, 2, 100, 100, false, kChosen},
-      // long enough for blocks without masked elements
+      // long enough that some blocks have no masked element
       {"causal", 2, 2, 150, 150, true, kChosen},
       {"causal, backward in two kernels", 2, 2, 150, 150, true, kSplit},
       {"causal, backward in one kernel", 2, 2, 70, 70, true, kFused},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fixtures for users of a published channel: a conda-forge, our channel, and a home folder."""
+"""Fixtures that give a user a small conda-forge, our published channel and a home folder."""
 
 from collections.abc import Iterator
 

@@ -151,7 +151,7 @@ def read_requirements(tree: Path, name: str = "rocm.txt") -> dict[str, Specifier
 def find_differences(
     upstream: dict[str, SpecifierSet], run_requirements: list[str], not_required: Iterable[str]
 ) -> list[str]:
-    """Return upstream's requirements that a recipe neither has nor lists as not required.
+    """Return upstream's requirements that a recipe lacks, except those in `not_required`.
 
     Where upstream pins a version, the recipe may have a range that contains the version.
     """

@@ -97,7 +97,7 @@ class Hub:
             machine.program(name, text)
 
     def tick(self) -> int:
-        """Return a number that is larger than all before."""
+        """Return a number that is larger than in all earlier calls."""
         self.clock += 1
         return self.clock
 

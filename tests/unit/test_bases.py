@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The choice of a base if conda-forge answers or does not, and overrides of the Python."""
+"""The choice of a base with and without an answer of conda-forge, and of Python versions."""
 
 from pathlib import Path
 

@@ -94,7 +94,7 @@ STACK_FOLDER = re.compile(r"(?<!build/)\bstacks/([a-z][\w-]*)(?![\w-]|\.toml)")
 
 
 def is_command(program: str, words: list[str]) -> bool:
-    """Return whether a program has the command, or the group and its command, of these words."""
+    """Return whether these words begin with a command of a program, or a group and its command."""
     commands = COMMANDS[program]
     for word in words:
         if word not in commands:

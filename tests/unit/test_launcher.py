@@ -163,7 +163,7 @@ esac
 
 
 def test_what_builds_and_what_lints_are_two_lists(empty: Path, tmp_path: Path) -> None:
-    """A build installs no linter. The list of linters is installed once, when it is needed."""
+    """A build installs no linter. Linters are installed once, when a command first needs them."""
     python = tmp_path / "python"
     installed = tmp_path / "installed"
     python.write_text(PYTHON)

@@ -305,7 +305,7 @@ ARG WHEELS_TAG="v1.0"
 
 
 def add_paired(world: World, text: str, files: str = "text") -> None:
-    """Write a recipe whose upstream states in a file of a source which versions it is built with.
+    """Write a recipe whose source has a file that states the versions that upstream builds it with.
 
     Args:
         world: The project.

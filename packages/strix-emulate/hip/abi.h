@@ -4,8 +4,7 @@
    defined, this header includes AMD's own headers instead. The tests compile every source file both
    ways and compare all numbers (test_device_abi.py). */
 #pragma once
-/* The constants are written as tables with several on a line. clang-format would put each constant
-   on a line of its own. */
+/* clang-format is off in this file: it would put each constant on a line of its own. */
 /* clang-format off */
 #ifdef STRIX_HIP_HEADERS
 #include <hip/hip_runtime_api.h>

@@ -132,7 +132,7 @@ struct capture *capture_of(hipStream_t stream);
    Returns hipSuccess if `capture` is NULL. */
 hipError_t capture_spoil(struct capture *capture);
 
-/* The work of a stream or of a node. */
+/* The operations that a stream or a node of a graph can execute. */
 enum work_kind {
     WORK_NOTHING,
     WORK_KERNEL,
@@ -275,7 +275,8 @@ hipError_t box_work(struct work *work, const hipMemcpy3DParms *box);
 /* graph_build.c */
 hipError_t graph_set_kernel(hipGraphNode_t node, const hipKernelNodeParams *params);
 
-/* launch.c: the first three numbers are the size of the grid in threads. */
+/* launch.c. The first three numbers are the size of the grid in threads, the next three are the
+   size of a workgroup. */
 hipError_t hipExtModuleLaunchKernel(hipFunction_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t,
                                     uint32_t, size_t, hipStream_t, void **, void **, hipEvent_t,
                                     hipEvent_t, uint32_t);

@@ -44,7 +44,7 @@ static hipError_t lost(const char *why) {
     return hipErrorUnknown;
 }
 
-/* Receives a reply. Returns its bytes in data, or returns its error. */
+/* Receives a reply and returns its error. If there is no error, sets *data to the reply's bytes. */
 static hipError_t receive(void **data, size_t *size) {
     struct reply head;
     if (!receive_all(&head, sizeof head)) return lost("the emulator's process has ended");

@@ -106,7 +106,7 @@ API(hipDeviceGetAttribute)(int *value, hipDeviceAttribute_t attribute, int devic
         IS(WarpSize, warpSize); IS(MemoryPoolsSupported, memoryPoolsSupported);
         IS(MaxSharedMemoryPerMultiprocessor, maxSharedMemoryPerMultiProcessor);
     case hipDeviceAttributePhysicalMultiProcessorCount: *value = 2 * p.multiProcessorCount; break;
-    default: *value = 0; /* textures, or a feature that the device does not have */
+    default: *value = 0; /* limits of textures, and features that the device does not have */
     }
     /* clang-format on */
     return hipSuccess;

@@ -99,7 +99,7 @@ KERNEL(scratch) {
 
 
 def programs() -> None:
-    """Print the million wave-instructions per CPU second of each kernel's best launch of ten."""
+    """Print the speed of each kernel in million wave-instructions per CPU second, best of ten."""
     command = [
         "clang-22",
         "-xhip",

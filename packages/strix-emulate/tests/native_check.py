@@ -172,7 +172,7 @@ def random_instructions(rng: random.Random, count: int) -> list[str]:
 
 
 def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.ndarray]:
-    """Return random V and S of WAVES waves, most with all lanes active.
+    """Return random vector and scalar registers of WAVES waves, most with all lanes active.
 
     From v8 on, every 16 lanes repeat the first 16 lanes, as WMMA requires.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The emulator soon refuses small files that would take much memory or time, with one message.
+"""The emulator quickly refuses small files that would take much memory or time.
 
 Tests count the bytes that are read of a file, and no time, because time depends on the machine.
 """
@@ -178,7 +178,7 @@ def test_kernels_without_a_size(elf: bytes, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def make_overlapping_pack(data: bytes, count: int) -> bytes:
-    """Return a pack each of whose entries is the whole pack."""
+    """Return a pack in which every entry is the whole pack."""
     entry = struct.pack("<5I", 0, 128, 0, len(data), 2) + b"a\0"
     raw = entry * count + data
     head = struct.pack("<4s3I", b"AKS2", len(raw), count, len(entry) * count)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""For mutants of every file that it reads, the emulator soon raises one of its own errors."""
+"""The emulator quickly raises one of its own errors for mutants of every file that it reads."""
 
 import io
 import json

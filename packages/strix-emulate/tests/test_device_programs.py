@@ -106,7 +106,7 @@ STORE = """s_load_b64 s[0:1], s[0:1], null
 
 
 def test_a_file_as_rocblas_has_them(tmp_path: Path) -> None:
-    """rocBLAS's files are linked from assembly.
+    """The loader reads a file that is linked from assembly, as rocBLAS's files are.
 
     Such files have a metadata note for each object, but no sizes of functions, and no sizes of
     arguments in descriptors. A wave64 kernel may be in the same file as wave32 kernels.

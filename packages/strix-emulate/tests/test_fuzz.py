@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare random kernels of fixed numbers on the emulator and the host (see fuzz.py)."""
+"""Compare random kernels with fixed seeds on the emulator and the host (see fuzz.py)."""
 
 import subprocess
 import sys

@@ -36,7 +36,7 @@ def test_matrix_products_are_right_on_each(gpu: str) -> None:
 
 
 def test_gfx1152_and_gfx1153_execute_gfx1150s_code() -> None:
-    """Facts about gfx1150's code therefore hold for these GPUs. Facts about the devices differ."""
+    """gfx1152 and gfx1153 have gfx1150's code, so facts about this code hold for them, too."""
     kernel = fixtures.kernel("attention", "gfx1150")
     for name in ("gfx1152", "gfx1153"):
         same_code = fixtures.kernel("attention", name)

@@ -89,7 +89,7 @@ def test_waves_that_wait_for_later_workgroups_are_told_so(kernels) -> None:
 
 
 def test_what_others_may_write_is_waited_for(kernels, monkeypatch) -> None:
-    """The wait lasts until the budget is spent."""
+    """Waves wait for memory that others may write until the launch's budget is spent."""
     monkeypatch.setattr(
         Arena, "peers", property(lambda _: True, lambda _a, _b: None), raising=False
     )

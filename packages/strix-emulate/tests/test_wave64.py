@@ -26,7 +26,7 @@ def execute(text: str, V, S) -> Waves:
 
 
 def registers(seed: int = 0, exec_: int = 2**64 - 1):
-    """Return random V and S of one wave, whose EXEC is `exec_`."""
+    """Return random vector and scalar registers of one wave, whose EXEC is `exec_`."""
     rng = np.random.default_rng(seed)
     V = rng.integers(1 << 32, size=(operands.REGISTERS, 1, 64), dtype=np.uint32)
     S = rng.integers(1 << 32, size=(SCALARS, 1, 1), dtype=np.uint32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks for a child process that does not import torch. The second check has the fault $FAULT."""
+"""Checks for a child process that does not import torch. $FAULT is the second check's fault."""
 
 import os
 import signal

@@ -66,7 +66,7 @@ class QuickCase:
 
 
 def quick_cases(library: str) -> Iterator[QuickCase]:
-    """Yield a library's quick checks. A check that exists in two dtypes comes only in float16."""
+    """Yield a library's quick checks. Of a check in two dtypes, only float16 is yielded."""
     if library == "flash":
         for flash_case in flash_cases.CASES:
             if flash_case.size is Size.QUICK:

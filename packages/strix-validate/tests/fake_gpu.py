@@ -32,7 +32,9 @@ class Clock:
 
 
 class FakeGpu:
-    """A mock of a GPU's worker: a step each half second, three loads in turns of 15 seconds.
+    """A mock of a soak's worker on a GPU. It does a step of one of three loads each half second.
+
+    Each load runs for 15 seconds at a time.
 
     Args:
         hang_at: The second after which the worker sends nothing.

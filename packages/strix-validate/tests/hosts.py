@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines for tests of the doctor, as files: a healthy Strix Halo, and changes with one fault."""
+"""Files of mock machines for tests of the doctor: a healthy Strix Halo, and variants of it."""
 
 import json
 import os
@@ -70,10 +70,10 @@ HEALTHY = {
 
 
 def make(root: Path, changes: dict[str, str | Path | None]) -> Path:
-    """Write the files of the healthy host, with changes.
+    """Write the files of the healthy machine, with changes.
 
     Args:
-        root: The folder of the host.
+        root: The folder of the machine.
         changes: The content of files by path, None for an absent file, or the path to which a
             symbolic link points.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Python environments that no thread describes: which torch is loaded, and for which GPU."""
+"""Made-up Python environments, which differ in the torch that is loaded and in its GPU."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines that no thread describes, with the kinds of faults that threads.py has."""
+"""Made-up machines with the kinds of faults that threads.py has from public issue threads."""
 
 import errno
 from pathlib import Path

@@ -179,7 +179,7 @@ def _add_values(owners: dict[str, str], values: dict[str, bool], case: str) -> N
 
 
 def _merge_count(entry: list, count: int, case: str) -> list:
-    """Return the larger count, and the case with a count above 1, or SEVERAL if there are more."""
+    """Return the larger count, and the only case with a count above 1, or SEVERAL such cases."""
     largest, owner = entry
     if count > 1:
         owner = SEVERAL if owner else case

@@ -48,7 +48,7 @@ if has_aiter():
 
 
 class Executed:
-    """Executes and records launches. `are_complete` has for each launch whether all of it ran."""
+    """Executes and records launches. `are_complete` states which launches ran whole."""
 
     def __init__(self, max_workgroups: int) -> None:
         self.max_workgroups = max_workgroups

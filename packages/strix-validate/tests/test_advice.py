@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The advice of `models`: parsers, drafts and speeds of vLLM, and models from issue threads."""
+"""The advice of `models` about vLLM's parsers, speculative decoding and speeds."""
 
 import json
 import os
@@ -159,14 +159,14 @@ def test_a_format_that_is_refused_has_an_instead(form: str) -> None:
 
 @pytest.mark.parametrize("form", ACCEPTED)
 def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
-    """`models` gives advice about these formats of ROCm/vllm#958 and others, and not status 2."""
+    """`models` accepts the formats of ROCm/vllm#958 and other issues, and names their kernels."""
     result = answer.answer(LLAMA | {"quantization_config": FORMATS[form]}, None, None)
     assert not result.refusal
     assert ACCEPTED[form] in result.parts["linear"]
 
 
 def test_threads_that_were_right() -> None:
-    """vLLM starts the models of these issues, as `models` says.
+    """`models` accepts models that start in vLLM, according to these issues:
 
     vllm#57712, vllm#49141, kyuz0/amd-strix-halo-toolboxes#41, lemonade#2368.
     """

@@ -19,7 +19,10 @@ from strix_validate.vllm import experts
 
 
 def test_operations_are_counted_once():
-    """The published rate follows from the published time. The script computes twice the rate."""
+    """The counted operations divided by the published time give the published rate.
+
+    A well-known script counts twice as many operations.
+    """
     assert bench.count_operations("tiny", False, "forward") == 4 * 128 * 128 * 64
     causal = bench.count_operations("xlarge", True, "forward")
     assert causal == 4 * 16 * 16 * 64 * (4096 * 4097 // 2)
@@ -116,7 +119,7 @@ def test_flash_that_is_no_faster_than_math_fails():
 
 
 def test_timer_times_what_it_is_given(monkeypatch):
-    """After a first call that warms up, calls advance a mock clock: most by 9 ms, one by 2 ms."""
+    """The first call is a warm-up. Most other calls take 9 ms on a mock clock, and one takes 2."""
     clock = [0.0]
     calls = iter([1000, 9, 2, 9, 9, 9, 9, 9])
 

@@ -166,7 +166,7 @@ def test_each_reason_has_a_gap():
 
 
 def owners(record: dict) -> set[str]:
-    """Return the cases that alone have a value, or alone have more than one program or trip."""
+    """Return each case that is the only one with some value, or with a second program or trip."""
     names = set()
     kernels = list_kernels(record)
     for parts in [*record["functions"].values(), *(kernel["flags"] for kernel in kernels)]:

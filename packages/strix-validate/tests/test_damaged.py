@@ -122,7 +122,7 @@ def ended_without_exception(results: dict) -> bool:
 
 
 def test_copies_of_machines(tmp_path: Path, record_property) -> None:
-    """In turn, each file of a machine is mutated, larger than memory, missing, or a pipe."""
+    """Each file of a machine is replaced in turn: by mutants, a huge file, a pipe, or nothing."""
     tally = Tally("machine", record_property)
     hosts.make(tmp_path, {})
     pairs = [pair for machine in THREADS.values() for pair in machine.files.items()]
@@ -196,7 +196,7 @@ def test_a_module_that_is_called_vllm(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_indexes_of_weights(tmp_path: Path, damage) -> None:
-    """For an index that is damaged, absurd, or larger than memory, the config gives the sizes."""
+    """If the index is damaged, absurd, or larger than memory, the sizes come from the config."""
     file = tmp_path / "model.safetensors.index.json"
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     huge_size = b'{"metadata": {"total_size": 1%s}}' % (b"0" * 400)

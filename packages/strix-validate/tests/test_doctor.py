@@ -310,7 +310,7 @@ def test_command_on_a_host_without_amd_gpu(tmp_path):
 
 
 def sizes(carve_out=0.5, gtt=96, pages=96, memory=125, available=118, used=0):
-    """Return the files of a host, with sizes in GiB. HIP's pool has `used` GiB in use."""
+    """Return the files of a machine, with sizes in GiB. HIP's pool has `used` GiB in use."""
     pool = "gtt" if carve_out < gtt else "vram"
     return {
         f"{hosts.GPU}/mem_info_vram_total": str(int(carve_out * hosts.GIB)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Launches of a library that strix-emulate executes: autotuned, and with pointers in tensors."""
+"""strix-emulate executes a library's launches, also with autotuning or pointers in tensors."""
 
 import importlib
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The first calls of a model need no kernel that is missing from the full set of kernels.
+"""The full set of kernels has every kernel that the first calls of a model need.
 
 Triton's hook before compilation refuses each kernel, so that all kernels are counted and none is
 compiled. Set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches. The kernels of
@@ -365,7 +365,7 @@ def test_warm_leaves_nothing_to_flash_attn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_the_table_has_what_config_says(model: str) -> None:
-    """A config has only layers of the table of models: of its own row, if it has one."""
+    """The table of models has the layers of each config, in the model's row if there is one."""
     layers = read_layers(CONFIGS[model])
     beyond = warm.beyond_table(layers)
     assert not any(getattr(beyond, part) for part in PARTS), beyond

@@ -149,7 +149,7 @@ def test_answers_come_in_the_order_of_calls(
 
 
 def test_a_sample_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a failure, the sample has the kernels of as many calls as requested."""
+    """A call that fails is an error. Otherwise, the sample has the kernels of the given calls."""
     answers = [CallAnswer(kernels=(CompiledKernel("k", b"", "", n),)) for n in range(3)]
     monkeypatch.setattr(
         kernel_packages.triton_modes,

@@ -45,7 +45,7 @@ def test_record_survives_its_own_json(tmp_path):
     ],
 )
 def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, reason):
-    """A passed comparison whose numbers prove nothing fails, and a record with it is refused."""
+    """A passed check fails if its numbers prove nothing, and a record that has it is refused."""
     passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
     written = record.make_check_record("x", passed)
     assert written.state is State.FAILED
@@ -262,7 +262,7 @@ def end_after(number, error, monkeypatch):
 
 
 def test_a_fault_that_ends_a_tier_fails_what_is_left(monkeypatch):
-    """An example is a fault of the GPU, which is reported when memory of the GPU is read next."""
+    """The remaining checks of a tier fail if an error ends it, for example a fault of the GPU."""
     end_after(1, RuntimeError("HIP error: an illegal memory access"), monkeypatch)
     result = run(["doctor"], RunOptions(), ["doctor/disk", "doctor/glibc"])
     assert len(result.checks) == 2

@@ -319,7 +319,7 @@ SPECULATION = next(c for c in serve.checks() if c.id == "serve/url-speculation")
 
 @pytest.mark.parametrize("style", ["", "ties"])
 def test_a_server_is_compared_with_one_without_speculation(style):
-    """The announcement has the right number of tokens for the server without speculation."""
+    """The costs that are announced for the server without speculation are right."""
     with serving(drafts=True, style=style) as server, serving(style=style) as plain:
         result = compare(server, plain)
         (_, announcement) = serve.announce(

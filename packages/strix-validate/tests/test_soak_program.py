@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The program `strix-validate soak` and its processes on the CPU: hung, killed, interrupted."""
+"""Run the program `strix-validate soak` on the CPU, and hang, kill or interrupt its processes."""
 
 import errno
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare measured speeds with expected ones: slow, as expected, too fast, unpublished, missing."""
+"""The report compares measured speeds with published ones, and explains large differences."""
 
 import math
 from dataclasses import replace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Locks that a store releases, and messages from one wave to another, correct and faulty.
+// Correct and faulty kernels with locks that a store releases, and with messages from one wave to another.
 #include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define GROUP __HIP_MEMORY_SCOPE_WORKGROUP
@@ -67,7 +67,7 @@ MESSAGE(relaxed, __ATOMIC_RELAXED, __ATOMIC_RELAXED, AGENT, )
 MESSAGE(small_scope, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE, GROUP, )
 SENT(an_atomic, __hip_atomic_fetch_add(data + 64, 7, __ATOMIC_RELAXED, AGENT), __ATOMIC_RELEASE,
      __ATOMIC_RELAXED, AGENT, )
-// Before workgroup 1 waits, it loads another word of the message's cache line.
+// Before workgroup 1 waits, it loads another word of the message's cache line. Its cache may then keep old data.
 MESSAGE(old_line, __ATOMIC_RELEASE, __ATOMIC_RELAXED, AGENT, data[33] = data[65]; KEEP)
 
 KERNEL lds_beside_atomics(int *data) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Load the code object that is the argument, and launch its kernel by the module interface, with
-   both ways of passing arguments. Any C compiler compiles this. */
+/* Load a code object, whose path is the argument, and launch its kernel with hipModuleLaunchKernel.
+   Pass the kernel's arguments in both ways: as an array of pointers, and as packed bytes. The
+   program needs no HIP compiler. */
 #include "hip.h"
 
 int main(int count, char **names) {

@@ -3,7 +3,7 @@
 // malloc.
 #include "hip.h"
 
-// Facts about the target, which ROCm's other small libraries define.
+// Constants of the target. ROCm defines them in small libraries, which this program does not link.
 #define CONSTANT extern "C" __device__ __attribute__((constant)) const
 CONSTANT int __oclc_ABI_version = 500;
 CONSTANT int __oclc_ISA_version = 11501;
@@ -32,7 +32,7 @@ __global__ void check(const int *x) {
     }
 }
 
-/* Twice, each workgroup reads a word that the next one wrote. */
+/* Each workgroup reads words that the next workgroup wrote. This is done twice. */
 __global__ void grid(int *data, int *out, int groups) {
     int i = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
     int next = (i + 64) % (groups * 64);

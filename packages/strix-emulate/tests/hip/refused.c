@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Ignore the error of an entry point that the emulated device does not support. If the arguments
-   are a code object and the name of a kernel that it does not support, ignore the error of this
-   kernel instead. All later calls have to fail. */
+/* Call an entry point that the emulated device does not support, and ignore the error. All later
+   calls have to fail. If the arguments are the path of a code object and the name of an unsupported
+   kernel in it, ask for this kernel instead of calling the entry point. */
 #include "hip.h"
 
 hipError_t hipCreateTextureObject(void *, const void *, const void *, const void *);

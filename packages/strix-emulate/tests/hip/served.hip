@@ -41,7 +41,7 @@ static int boxes() {
     CHECK(hipMalloc3D(&there, {W, H, D}));
     if (there.pitch < W || there.ysize != H) return printf("pitch %zu\n", there.pitch), 1;
     CHECK(hipMemset3D(there, 7, {W, H, D}));
-    /* a part in the middle */
+    /* copy a box from the middle of the host's array to the middle of the device's */
     hipMemcpy3DParms to = {NULL, {3, 1, 2}, here, NULL, {8, 2, 1}, there, {20, 3, 2}, TO_DEVICE};
     hipMemcpy3DParms from = {NULL, {0, 0, 0}, there, NULL, {0, 0, 0}, again, {W, H, D}, TO_HOST};
     CHECK(hipMemcpy3D(&to));

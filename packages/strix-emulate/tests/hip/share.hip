@@ -20,7 +20,7 @@ __global__ void add(int *data, const int *more) {
     data[t] += more[t];
 }
 
-// Touches bytes, for which the shadow memory has the most cells.
+// Loads and stores single bytes, because the shadow memory then needs the most cells.
 __global__ void touch(volatile char *data) {
     int t = __builtin_amdgcn_workitem_id_x();
     data[t] = data[t];

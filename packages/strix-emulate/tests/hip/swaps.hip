@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Loops of compare-and-swaps that begin with a plain load, and loads that only look like such a load.
+// Compare-and-swap loops that begin with a plain load, and loads that only look like the start of such a loop.
 #include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define GROUP __HIP_MEMORY_SCOPE_WORKGROUP
@@ -19,7 +19,7 @@ template <class T> static __device__ void add(T *at, T more, int scope = AGENT) 
     while (!swap(at, old, (T)(old + more), scope)) {}
 }
 
-// Each kernel adds 1 per wave to word 32. The first lane adds, or all lanes do.
+// Each of these kernels adds 1 per wave to word 32.
 KERNEL uniform_word(int *data) { if (!(LANE & 31)) add(data + 32, 1); }
 KERNEL uniform_pair(int *data) { if (!(LANE & 31)) add((int64_t *)(data + 32), (int64_t)1); }
 KERNEL uniform_float(int *data) {

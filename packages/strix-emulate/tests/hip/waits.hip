@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Waves that wait for waves of any workgroup by locks, barriers and flags; some wait forever.
+// Kernels whose waves wait for other waves, of the same or of another workgroup. They use locks, barriers and
+// flags. Some of them wait forever.
 #include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define GROUP __HIP_MEMORY_SCOPE_WORKGROUP
@@ -46,7 +47,7 @@ KERNEL ticket_lock(int *data) {
     data[32]++;
     STORE(data, ticket + 1);
 }
-// Every fourth workgroup writes while no one reads. The others read at the same time.
+// A lock for one writer or several readers. Every fourth workgroup is a writer, and the others are readers.
 KERNEL reader_lock(int *data) {
     FIRST;
     if ((BLOCK & 3) == 0) {
@@ -64,7 +65,7 @@ KERNEL reader_lock(int *data) {
     }
     ADD(data + 32, 1);
 }
-// A barrier of all workgroups, four times.
+// All workgroups meet at a barrier four times.
 KERNEL grid_barrier(int *data) {
     FIRST;
     for (int turn = 1; turn <= 4; turn++) {
@@ -105,7 +106,7 @@ KERNEL with_barriers(int *data) {
     meet();
     if (!LANE) STORE(data, 0);
 }
-// The lock is in LDS, and each wave adds under it.
+// Each wave adds 1 while it holds a lock in LDS.
 KERNEL lock_of_lds(int *data) {
     __shared__ int own[2];
     if (LANE < 2) own[LANE] = 0;
@@ -118,7 +119,7 @@ KERNEL lock_of_lds(int *data) {
     meet();
     if (!LANE) ADD(data + 32, own[1]);
 }
-// No one sets the flag. The waves count their turns in a register, in memory or in LDS, and give up.
+// No wave sets the flag. The waves count the trips of their loop in a register, in memory or in LDS, and give up.
 KERNEL gives_up(int *data) {
     FIRST;
     for (int i = 0; i < 3000 && !LOAD(data); i++) {}

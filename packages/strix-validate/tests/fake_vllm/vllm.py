@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A mock of the interfaces of vLLM that the serving tier uses, with the faults in $FAKE_VLLM.
 
-Importing the mock offers the offline engine. Running `vllm serve` starts the server.
+An import of the mock gives the offline engine. The command `vllm serve` starts its server.
 """
 
 import math

@@ -50,8 +50,10 @@ typedef struct {
   uint32_t apertures[2];  // for a flat access, high halves of the addresses of LDS and scratch
   Operand target, flag, source[4];
 } Op;
-// generate.py defines the macros HANDLER_..., with the numbers of library.HANDLERS.
-// The bits of the field `after` of Op.
+// generate.py defines the macros HANDLER_..., which are the values of Op.handler. They have the
+// numbers of library.HANDLERS.
+
+// The bits of Op.after.
 enum { CLAMP = 1, FLUSH = 2, FACTOR = 4 };
 
 typedef struct {
@@ -62,7 +64,7 @@ enum { READ_ONLY = 1, UNWRITTEN = 3 };  // modes of an array, as in arena.py
 
 typedef struct {
   uint8_t *bytes;
-  int64_t *written, *read;  // the shadow, or null without checks
+  int64_t *written, *read;  // tags of the race shadow, or null if races are not checked
   uint32_t *writers, *store_addresses;
   const int64_t *slots;  // row of each wave in LDS or scratch
   int64_t size, stride, shift, strict, co_writers;
@@ -77,7 +79,7 @@ typedef struct {
   uint8_t *scc;
   int64_t n, halves;  // n: number of waves; halves: number of halves of a wave, with 32 lanes each
   const int64_t *tags;
-  int64_t exec_changed, atomics_order;    // atomics_order: whether atomics have ordered accesses
+  int64_t exec_changed, atomics_order;    // atomics_order: whether an atomic ordered any accesses
   int (*classify)(int64_t, int64_t);      // Order.classify of happens_before.py
   int64_t classified[2], classification;  // last arguments and result of classify
   uint64_t *stored, *loaded_ranges;       // records for doubts.py, or null

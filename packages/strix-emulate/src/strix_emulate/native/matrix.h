@@ -2,7 +2,7 @@
 // D = A B + C of 16 by 16 matrices. See crosslane._compile_wmma. A lane has a row of A and a column
 // of B. A register has two rows of C or D (in a wave64, four rows). Each row is in sixteen lanes.
 
-// Returns whether all other lanes of some registers repeat lanes 0 to 15, as the ISA requires.
+// Returns whether the lanes from 16 on repeat lanes 0 to 15 in some registers, as the ISA requires.
 static int repeats(const State *w, int first, int registers) {
   const long width = lanes(w);
   const uint32_t *x = w->v + first * width * w->n;
@@ -24,7 +24,7 @@ static int repeats(const State *w, int first, int registers) {
 
 // Returns the offset of row m of C or D in its registers.
 static inline long row_at(const State *w, int m, long wave) {
-  // A register has 2 or 4 rows. `rows` is the mask of a row's number in its register.
+  // A register has 2 or 4 rows. m & rows is the number of row m in its register.
   const int more = (int)w->halves, rows = (1 << more) - 1;
   return (m >> more) * lanes(w) * w->n + lanes(w) * wave + 16 * (m & rows);
 }
@@ -103,8 +103,8 @@ static int wmma(State *w, const Op *o) {
   return 0;
 }
 
-// Executes the WMMA of bytes. Bit 0 of `extended` is set if the bytes of A are signed, and bit 1 if
-// those of B are.
+// Executes V_WMMA_I32_16X16X16_IU8. Bit 0 of `extended` is set if the bytes of A are signed, and
+// bit 1 if the bytes of B are signed.
 static int wmma_iu8(State *w, const Op *o) {
   const long n = w->n, width = lanes(w), row = width * n;
   const uint32_t *a = w->v + o->source[0].index * row, *b = w->v + o->source[1].index * row;

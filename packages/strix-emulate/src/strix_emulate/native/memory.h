@@ -121,7 +121,7 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
       if (o->resource) {
         if (read_resource(w, o, wave_of(w, l), &base, &records, &stride)) return 1;
         const int64_t within = (o->indexed ? narrow[l] * stride : narrow[l]) + o->offset;
-        // The scalar offset shortens a raw buffer.
+        // The range check of a raw buffer includes the scalar offset.
         if (o->indexed ? narrow[l] >= records : within + o->size > records - (int64_t)second[l]) {
           at[l] = OUT;
           continue;
@@ -300,7 +300,7 @@ static int load_scalar(State *w, const Op *o) {
   return 0;
 }
 
-// Copies the bytes that a lane stores to data.
+// Copies into `data` the bytes that a lane stores.
 static inline void lane_data(const Op *o, const uint32_t *row, long n, long lane, uint32_t *data) {
   for (int i = 0; i < o->words; i++) data[i] = row[i * n + lane] >> (o->half == 2 ? 16 : 0);
 }

@@ -55,7 +55,8 @@ static inline void sixteen_halves(float *to, const uint16_t *from) {
 
 static inline float float_to_half(float x) { return half_value(half_bits(x)); }
 
-// Rounds to float, to odd, so that a second rounding to half precision is correct.
+// Rounds a double to float in the mode "round to odd", so that the result can be rounded a second
+// time, to half precision, without a double-rounding error.
 static inline float to_odd(double x) {
   float f = (float)x;
   uint32_t bits;

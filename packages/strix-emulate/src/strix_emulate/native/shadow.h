@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The race shadow, updated as by track and track_store of memory/shadow.py if there is no finding.
+// Updates the race shadow as track and track_store of memory/shadow.py do if they find no race.
 
 // Layout of a tag: see memory/tags.py.
 enum { WORKGROUP = 40, BARRIER = 22, SEVERAL = 0xff };
@@ -241,12 +241,12 @@ INLINE int note_scratch_store(const Memory *m, int64_t unused, int64_t count, lo
 
 // How note_loads records several readers of a cell. NAMED: it records which waves read the cell,
 // because doubts.py needs this for global memory. UNNAMED: it records only that several waves read
-// the cell. ALONE: each cell has only one reader.
+// the cell. ALONE: it assumes that each cell has one reader.
 enum { NAMED, UNNAMED, ALONE };
 
 // Records that all lanes loaded their cells, with the same tags as read_tag. Callers must make sure
-// that no atomic has ordered accesses so far. A second call for the same waves changes nothing. In
-// mode ALONE, returns whether several waves loaded the same cell.
+// that no access has been ordered by an atomic so far. A second call for the same waves changes
+// nothing. In mode ALONE, returns whether several waves loaded the same cell.
 INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
                       int mode) {
   int64_t *read = m->read;

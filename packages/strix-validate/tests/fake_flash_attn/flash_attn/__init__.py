@@ -15,7 +15,7 @@ from flash_attn.flash_attn_triton_amd import utils
 
 
 def flash_attn_func(q, k, v, causal=False, **options):
-    """Return attention. The tile of the forward kernel of 64 lanes sets the duration and fault."""
+    """Return attention. The forward tile for head_dim 64 sets the call's duration and fault."""
     del options
     tile = utils.TILES.get("forward-64-float16-causal", {})
     if tile.get("BLOCK_N") == 0:
