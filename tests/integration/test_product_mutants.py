@@ -45,7 +45,7 @@ def products(host_base: None, tmp_path_factory: pytest.TempPathFactory) -> MiniP
     return project
 
 
-@pytest.mark.skipif("FORGE_SEED" not in os.environ, reason="FORGE_SEED names no other seed")
+@pytest.mark.skipif("FORGE_SEED" not in os.environ, reason="FORGE_SEED is not set")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_mutants_of_a_product(
     name: str, products: MiniProject, tmp_path: Path, record_property: Callable[[str, object], None]

@@ -90,7 +90,7 @@ def test_hostile_members(
     assert (tmp_path / "secret").read_text() == "secret"
 
 
-@pytest.mark.skipif(not hasattr(tarfile, "tar_filter"), reason="CPython before 3.11.4")
+@pytest.mark.skipif(not hasattr(tarfile, "tar_filter"), reason="needs CPython 3.11.4")
 def test_nobody_else_may_write_what_is_unpacked(tmp_path: Path) -> None:
     archive = write_archive(tmp_path, member("demo/tool", mode=0o4777), member("demo/more"))
     unpack(archive, tmp_path / "got")

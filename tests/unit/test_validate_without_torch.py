@@ -50,7 +50,7 @@ def test_doctor() -> None:
 
 
 def test_report(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2", reason="the page is one of its templates")
+    pytest.importorskip("jinja2", reason="the report is a jinja2 template")
     record = tmp_path / "record.json"
     page = tmp_path / "report.html"
     record.write_text(validate("run --tier doctor --only doctor/disk --json").stdout)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-3-Clause
-# Tests that Debian packages, on the emulated device: debian.sh ggml|rocblas|rocprim|rocthrust, as root
-# in Debian sid with `experimental` among its sources (docs/suites.md). Counts are the last line.
+# Run test programs from Debian's packages on the emulated device: debian.sh ggml|rocblas|rocprim|rocthrust.
+# This needs root in Debian sid with `experimental` among its sources (docs/suites.md). The last line of the
+# output has the number of cases by outcome.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=${STRIX_EMULATE_BUILD:-$PWD/build/suites}
@@ -19,7 +20,7 @@ install() {
 run() { python3 "$here/programs.py" "$@"; }
 
 case ${1:-} in
-ggml) # its code is for gfx1100, its runtime HIP 6, of which it takes what HIP 7 has as well
+ggml) # Its code is for gfx1100. It uses HIP 6, but only functions that HIP 7 has as well.
     install libggml0-backend-hip llama.cpp-tests
     ln -sf libamdhip64.so.7 "$build/hip/libamdhip64.so.6"
     run --target gfx1100 ggml /usr/libexec/x86_64-linux-gnu/llama.cpp-tests/test-backend-ops test \

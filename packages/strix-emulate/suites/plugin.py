@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Plugin of pytest for suites.py: torch on the emulated device, and an outcome for each case."""
+"""A plugin of pytest for suites.py. It runs torch on the emulated device, and records outcomes."""
 
 import ctypes
 import json
@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-#: Errors of HIP after which the device does no more: what a trap gives, and what is not served.
+#: Errors of HIP after which the device executes nothing more, and the outcome of the case: 700 is
+#: the error after a trap, and 801 the error of an unsupported call.
 _LASTING = {700: "trapped", 801: "refused"}
-#: Where assertions are about numbers: in tests, and in what compares tensors for them.
+#: Matches files whose assertions compare results: tests, and torch's and numpy's helpers for tests.
 _COMPARES = re.compile(r"/tests?/|/(torch|numpy)/(_numpy/)?testing/|/test_\w+\.py$")
 
 
 def pytest_configure() -> None:
-    """Take the emulated device, where this is a program of one."""
+    """Let torch use the emulated device, if this process was started with one."""
     if "STRIX_EMULATE_PYTHON" in os.environ:
         from strix_emulate import torch_device
 
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(session, config, items) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Note that a case begins, and end the process when it takes too long."""
+    """Record that a case begins, and let an alarm end the process if the case takes too long."""
     _note(item.nodeid, "begun")
     signal.alarm(int(os.environ.get("SUITES_SECONDS", "0")))
     try:
@@ -48,10 +49,11 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Record how a case ended, and stop if the next case needs a new process.
+    """Record the outcome of a case, and stop if the next case needs a new process.
 
-    That is so after a trap or a refusal, because the device then does nothing more, and after every
-    failure: pytest keeps the tensors of a failed case, which can fill the device's memory.
+    After a trap or a refusal, a new process is needed, because the device executes nothing more.
+    After any other failure, it is needed because pytest keeps the tensors of the failed case, which
+    can fill the device's memory.
     """
     report = yield
     if report.when == "call" or report.outcome != "passed":
@@ -77,7 +79,7 @@ def _outcome(call, report) -> str:
 
 
 def _lost() -> str:
-    """Return why the device does no more, or nothing."""
+    """Return the outcome if the device executes nothing more, or an empty string."""
     if "STRIX_EMULATE_PYTHON" not in os.environ:
         return ""
     return _LASTING.get(ctypes.CDLL("libamdhip64.so.7").hipDeviceSynchronize(), "")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run a program of tests on the emulated device, and count: python programs.py NAME COMMAND...
+"""Run a test program on the emulated device, and count its cases by outcome.
 
-The program is one of googletest's, or llama.cpp's test-backend-ops. Its output goes to
-OUT/NAME.log; the last line of this program's is the row of docs/suites.md.
+usage: python programs.py NAME COMMAND...
+
+The test program uses googletest, or is llama.cpp's test-backend-ops. Its output is written to
+OUT/NAME.log. The last line that programs.py prints is a row for the table in docs/suites.md.
 """
 
 import argparse
@@ -14,7 +16,8 @@ from pathlib import Path
 
 from suites import OUTCOMES
 
-#: How googletest and test-backend-ops report a case, and the outcome; colours are left out.
+#: Patterns of the lines, without colours, in which googletest and test-backend-ops report a case;
+#: and the outcome of the case.
 _REPORTS = {
     re.compile(r"^\[       OK \] .+ \(\d+ ms\)$"): "passed",
     re.compile(r"^\[  SKIPPED \] .+ \(\d+ ms\)$"): "skipped",
@@ -24,14 +27,18 @@ _REPORTS = {
     re.compile(r"^.*\): FAIL$|^\[\w+\] .*\): FAIL$"): "wrong",
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-#: What the device says when it does no more.
+#: Texts in the device's messages after which it executes nothing more, and the outcome of the case.
 _LOST = {"strix-emulate: trap in": "trapped", "hipErrorNotSupported": "refused"}
 
 
 def count(output: str, status: int) -> Counter[str]:
-    """Count the outcomes in a program's output; status: that it ended with, below 0 by a signal.
+    """Count the cases in a program's output by outcome.
 
-    The case in which the device, or the process, ended has no report, or a failed one.
+    If a case ended the device or the process, the program reports it as failed or not at all.
+
+    Args:
+        output: The output of the program.
+        status: The exit status of the program. It is negative if a signal ended the program.
     """
     counts: Counter[str] = Counter()
     lost = ""
@@ -39,7 +46,7 @@ def count(output: str, status: int) -> Counter[str]:
         lost = lost or next((what for text, what in _LOST.items() if text in line), "")
         for report, outcome in _REPORTS.items():
             if report.match(line):
-                # what fails behind a trap failed by it, or was not executed
+                # Cases that fail after a trap failed because of it, or were not executed.
                 counts[lost if lost and outcome == "wrong" else outcome] += 1
                 break
     if lost and not counts[lost]:

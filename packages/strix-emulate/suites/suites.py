@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run a suite that others wrote on the emulated device, and count: python suites.py NAME.
+"""Run a test suite of another project on the emulated device, and count its cases by outcome.
 
-suites.toml lists the suites. A case that traps ends the device for its process, and some end the
-process, so the cases run in as many processes as that takes, one after the other. Every outcome is
-a line of OUT/NAME.jsonl, every message of the device is in OUT/NAME.log, and the last line of the
-output is the row of docs/suites.md.
+usage: python suites.py NAME
+
+suites.toml lists the suites. After a case that traps, the device of its process executes nothing
+more. Other cases end their process. So the cases run in several processes, one after the other.
+OUT/NAME.jsonl gets a line for each outcome, and OUT/NAME.log gets all messages of the device. The
+last line that suites.py prints is a row for the table in docs/suites.md.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-#: What becomes of a case, in the order of the table.
+#: The outcomes of a case, in the order of the columns in docs/suites.md.
 OUTCOMES = ("passed", "skipped", "refused", "trapped", "wrong", "error", "ended", "slow")
 DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--"]
 
@@ -55,21 +57,21 @@ def requirements(suite: dict) -> list[str]:
 
 
 def choose(cases: list[str], count: int) -> list[str]:
-    """Return so many of the cases, evenly spaced."""
+    """Return `count` of the cases, at even distances in their list."""
     if count >= len(cases):
         return cases
     return [cases[i * len(cases) // count] for i in range(count)]
 
 
 class Runner:
-    """Cases of one suite.
+    """Runs the cases of one suite.
 
     Attributes:
-        command: What starts a program on the device, without the program.
-        source: The folder that pytest runs in.
-        variables: The environment.
-        log: Where everything is written that the cases print.
-        seconds: After so long a case is ended.
+        command: The words of a command line that precede a program that runs on the device.
+        source: The folder in which pytest runs.
+        variables: The environment variables.
+        log: The file for the output of the cases.
+        seconds: Time limit of a case.
     """
 
     def __init__(self, command: list[str], source: Path, variables: dict, log: Path, seconds: int):
@@ -105,7 +107,7 @@ class Runner:
             if not begun:
                 raise SystemExit(f"pytest ran none of {len(left)} cases: {self.log}")
             for name in begun:
-                # 14: the alarm that plugin.py set
+                # 14 is the number of SIGALRM, which plugin.py requests.
                 yield name, finished.get(name, "slow" if code == -14 else "ended")
             left = [name for name in left if name not in begun]
 

@@ -15,7 +15,7 @@ from device_support import HIP, find_compiler
 from strix_emulate.device import protocol
 from strix_emulate.device.protocol import Kind, Operation
 
-triton = pytest.importorskip("triton", reason="Triton brings AMD's headers")
+triton = pytest.importorskip("triton", reason="AMD's headers are part of Triton")
 HEADERS = Path(triton.__file__).parent / "backends/amd/include"
 THEIRS = ["-DSTRIX_HIP_HEADERS", "-D__HIP_PLATFORM_AMD__", f"-I{HEADERS}"]
 

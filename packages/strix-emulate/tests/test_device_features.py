@@ -206,7 +206,7 @@ def test_what_kernels_ask_of_a_device(folder: Path) -> None:
 
 
 def test_kernels_print_assert_and_wait_for_the_grid(folder: Path) -> None:
-    triton = pytest.importorskip("triton", reason="Triton brings the device libraries")
+    triton = pytest.importorskip("triton", reason="ROCm's device libraries are part of Triton")
     library_ = Path(triton.__file__).parent / "backends/amd/lib/ockl.bc"
     linked = ["-Xclang", "-mlink-builtin-bitcode", "-Xclang", str(library_)]
     image = compile_device_code(HIP_PROGRAMS / "ockl.hip", folder / "ockl.hsaco", *linked)

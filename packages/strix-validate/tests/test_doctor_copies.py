@@ -79,7 +79,8 @@ def test_why_nothing_was_measured(tmp_path):
     hosts.make(tmp_path, {})
     result = examine(tmp_path, measure_copies=None)["copies"]
     assert result.state is State.SKIPPED
-    assert result.measured["said"] == "copies were not measured: this is a copy of a machine"
+    said = "copies were not measured: the doctor reads a copy of a machine's files"
+    assert result.measured["said"] == said
 
     (tmp_path / "home/user/env/lib/libamdhip64.so.7").unlink()
     result = examine(tmp_path)["copies"]

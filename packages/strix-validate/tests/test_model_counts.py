@@ -228,7 +228,7 @@ def installed() -> str:
 
 @pytest.mark.skipif(
     installed() != defaults.contents()["transformers"],
-    reason="another version of transformers, or none",
+    reason="the installed transformers is not the version of defaults.json, or there is none",
 )
 def test_the_table_of_defaults_is_transformers_own() -> None:
     assert defaults.collect() == defaults.contents()

@@ -137,7 +137,7 @@ def test_architectures_are_those_that_are_compared() -> None:
     assert sorted(names) == table.read_table()["architectures"]
 
 
-@pytest.mark.skipif(not (CHECKOUT / "docs").is_dir(), reason="not in the repository")
+@pytest.mark.skipif(not (CHECKOUT / "docs").is_dir(), reason="only a checkout has docs/models.md")
 def test_page_and_table_agree() -> None:
     written = (CHECKOUT / "docs" / "models.md").read_text()
     page = runpy.run_path(str(CHECKOUT / "tools/models_page.py"))
@@ -297,7 +297,7 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
 
 
-needs_table = pytest.mark.skipif(bool(find_spec("vllm")), reason="with vLLM, the table is not used")
+needs_table = pytest.mark.skipif(bool(find_spec("vllm")), reason="vLLM itself answers here")
 
 
 def test_another_gpu_is_not_answered_by_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

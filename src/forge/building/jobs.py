@@ -169,7 +169,7 @@ def _kill_holders(engine: int, output: Path, earlier: set[int]) -> set[int]:
     kill(earlier & holders)
     pipe = find_named_pipe(output)
     if pipe:
-        raise Failed(f"its script made a named pipe, {pipe.name}: no package has one")
+        raise Failed(f"its script made a named pipe, {pipe.name}, which no package may contain")
     return holders
 
 

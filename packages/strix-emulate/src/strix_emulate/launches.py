@@ -377,7 +377,7 @@ def _pack_argument(
     is_pointer = argument.kind in ("global_buffer", "dynamic_shared_pointer")
     if is_pointer != (value is None or isinstance(value, Buffer)):
         expected = "a pointer" if is_pointer else f"{argument.size} bytes by value"
-        raise EmulatorError(f"{label} is {expected}")
+        raise EmulatorError(f"{label} must be {expected}")
     if value is None:
         struct.pack_into("<Q", raw, argument.offset, 0)
     elif isinstance(value, Buffer):

@@ -122,7 +122,7 @@ class Symbol(np.ndarray):
         """Return the same bits as another dtype. Raise Untranslatable if the sizes differ."""
         dtype = np.dtype(kind[0])
         if dtype.itemsize != self.dtype.itemsize:
-            raise Untranslatable("a view of another size")
+            raise Untranslatable("a view whose elements have another size")
         return self.body.bits(self, dtype)
 
     def __array_ufunc__(self, ufunc, method, *inputs, dtype=None, **kwargs):

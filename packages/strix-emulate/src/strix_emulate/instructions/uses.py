@@ -21,9 +21,9 @@ _EXEC = registers("s", EXEC, 2)
 _VCC = registers("s", VCC, 2)
 #: Bit of SCC in a bit mask of registers. No register has this bit.
 _SCC = 1 << 600
-#: Where code diverges, the loaded value may decide in which part of the lanes it is executed. EXEC
-#: and the scalar registers that hold such a part have their bits shifted by this number. The parts
-#: together are the lanes that were active before, which do not depend on the value.
+#: Where code diverges, the loaded value may decide which lanes execute a part of the code. EXEC and
+#: the scalar registers that hold such a lane mask have their bits shifted by this number. All these
+#: masks together are the lanes that were active before, which do not depend on the value.
 _PART = 601
 _PART_OF_EXEC = _EXEC << _PART
 _WRITES_SCC = {

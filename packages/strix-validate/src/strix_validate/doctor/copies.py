@@ -99,7 +99,7 @@ def _measure_copies(tree: Tree) -> dict[str, float]:
     """
     measure_copies = tree.measure_copies or measure
     if not (tree.is_live or tree.measure_copies):
-        raise CannotRun("copies were not measured: this is a copy of a machine")
+        raise CannotRun("copies were not measured: the doctor reads a copy of a machine's files")
     library = next(find_hip_libraries(tree), None)
     if library is None:
         raise CannotRun("copies were not measured: no libamdhip64.so is installed")

@@ -219,7 +219,7 @@ def caches(tree: Tree) -> Result:
     Triton reuse stale kernels: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
     installed = _find_last_installation(tree)
     if installed is None:
-        raise CannotRun("the age of ROCm and Triton cannot be read: none is installed")
+        raise CannotRun("the age of ROCm and Triton cannot be read: neither is installed")
     stale = []
     for name, folder in _find_cache_folders(tree).items():
         try:

@@ -255,7 +255,7 @@ def pixi(tree: Tree) -> Result:
         return fine(**detected)
     if (tree.gpus and not tree.target_gpu) or tree.is_wsl:
         # No override is suggested, because pixi would then install kernels of another GPU.
-        raise CannotRun(f"there is no {TARGET}")
+        raise CannotRun(f"there is no {TARGET} GPU")
     packages = [f"{name}={version}" for name, version in detected.items()]
     listed = ", ".join(packages) or "no AMD GPU"
     missing = [name for name in REQUIRED if detected.get(name) != REQUIRED[name]]
@@ -271,7 +271,7 @@ def _suggest_export(names: Iterable[str]) -> str:
 
 def _need_gfx1151() -> None:
     if TARGET != "gfx1151":
-        raise CannotRun("this check knows only gfx1151")
+        raise CannotRun("this check knows only gfx1151's kernels and firmware")
 
 
 def driver(tree: Tree) -> Result:

@@ -31,8 +31,8 @@ _GIB_2 = 2**31
 #: Numbers of sequences in a batch. Triton compiles a separate kernel if an integer argument is 1,
 #: or a multiple of 16.
 _BATCHES = (1, 2, 16)
-#: Numbers of tokens of a step. Products with FP8 weights in blocks use a different tile for each
-#: number.
+#: Numbers of tokens of a step. On gfx11, products with FP8 weights in blocks use another tile for
+#: more than 16 tokens. For each tile, Triton compiles a separate kernel for multiples of 16.
 _FP8_TOKENS = (1, 5, 16, 17, 32)
 #: Sizes of a token's vector: 32 and 20 blocks of 128 numbers. Only the first number of blocks is a
 #: multiple of 16.

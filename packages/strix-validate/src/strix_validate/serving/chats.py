@@ -114,7 +114,7 @@ def _judge_counts(server: Endpoint, history: Sequence[dict], reply: Reply) -> di
     """Judge the template by counts of tokens, for a server without token ids of a chat."""
     judge_reply_usage(reply, _SHORT)
     if not reply.read:
-        raise CannotRun("the server has no chat with token ids or counts of tokens")
+        raise CannotRun("the server has no chat that returns token ids or token counts")
     edges = BEGIN + END
     sizes = [len(tokenize(server, message["content"])) - edges for message in history]
     for i, size in enumerate(sizes):

@@ -348,8 +348,7 @@ def judge_text(server: Endpoint) -> dict:
     if guessed:
         start = guessed[0] * _WINDOW
         raise CheckFailed(
-            f"from token {start} on, a known text is guessed: {max(nats):.1f} nats per token; "
-            f"{measured}"
+            f"from token {start} on, the model guesses: {max(nats):.1f} nats per token; {measured}"
         )
     return {"bits_per_byte": round(bits, 3), "tokens": num_tokens}
 
@@ -358,8 +357,8 @@ def judge_recall(server: Endpoint, length: int) -> dict:
     """Require that the model repeats numbers from five depths of a prompt correctly.
 
     Raises:
-        CannotRun: The server accepts shorter prompts only, or the model repeats no number even from
-            a short prompt.
+        CannotRun: The server accepts shorter prompts only, or the model does not even repeat a
+            number from a short prompt.
     """
     context = server.context()
     if context and context < length + 256:
@@ -382,7 +381,7 @@ def judge_recall(server: Endpoint, length: int) -> dict:
             continue
         missed_depths.append(f"{25 * place} %")
         if not _ask_number(server, [], 0, 0).startswith(_number(0, 0)):
-            raise CannotRun("this model repeats no number even from a short prompt")
+            raise CannotRun("this model does not repeat a number that a short prompt contains")
     require(
         not missed_depths,
         f"the model does not repeat a number from depth {', '.join(missed_depths)}: attention at "
