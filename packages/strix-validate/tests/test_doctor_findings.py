@@ -62,7 +62,7 @@ def test_each_status(tmp_path):
         assert (finding["status"], finding["needs_reboot"]) == (status, reboot), finding
         assert bool(finding["message"]) == (status != "ok"), finding
     assert results["doctor/copies"]["message"].startswith(
-        "copies were not measured: this is a copy"
+        "copies were not measured: the doctor reads a copy"
     )
     assert results["doctor/kernel"]["source"].endswith("/issues/6358"), "the row's own link"
     assert results["doctor/environment"]["source"].endswith("/issues/5824"), "the check's link"

@@ -271,7 +271,7 @@ def _suggest_export(names: Iterable[str]) -> str:
 
 def _need_gfx1151() -> None:
     if TARGET != "gfx1151":
-        raise CannotRun("this check knows only gfx1151's kernels and firmware")
+        raise CannotRun("this check knows only gfx1151")
 
 
 def driver(tree: Tree) -> Result:
