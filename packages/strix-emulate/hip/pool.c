@@ -49,7 +49,8 @@ hipError_t pool_map(void) {
     if (base) return hipSuccess;
     total = wanted_size();
     if (!total) {
-        device_say("STRIX_EMULATE_MEMORY is not a number of bytes from %llu on", POOL_HEAP + PAGE);
+        device_say("STRIX_EMULATE_MEMORY must be a number of bytes from %llu to %llu",
+                   POOL_HEAP + PAGE, 1ull << 42);
         return hipErrorNoDevice;
     }
     file = memfd_create("strix-emulate", MFD_CLOEXEC | MFD_ALLOW_SEALING);
