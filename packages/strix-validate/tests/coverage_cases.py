@@ -22,9 +22,12 @@ _TABLES = {
     "sage": sage.COMPUTED,
     "vllm": vllm_checks.COMPUTED,
 }
-#: The prefix of the module names of each library.
+#: The prefix of the module names of each library. flash-attn's checks launch the kernels of
+#: amd-aiter if it is installed, and flash-attn's built-in kernels otherwise. Both are recorded, but
+#: the arguments of flash-attn's functions only once.
 LIBRARIES = {
     "flash": "flash_attn",
+    "aiter": "aiter.",
     "conch": "conch",
     "fla": "fla.",
     "gguf": "vllm_gguf_plugin",
@@ -32,6 +35,8 @@ LIBRARIES = {
     "sage": "sageattention",
     "vllm": "vllm.",
 }
+#: The libraries whose kernels flash-attn's checks launch, with flash-attn's names for the kernels.
+BACKENDS = {"flash": "built-in", "aiter": "aiter"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class QuickCase:
 
 def quick_cases(library: str) -> Iterator[QuickCase]:
     """Yield a library's quick checks. Of a check in two dtypes, only float16 is yielded."""
-    if library == "flash":
+    if library in BACKENDS:
         for flash_case in flash_cases.CASES:
             if flash_case.size is Size.QUICK:
                 case = Case(flash_case.build, flash_case.catches, torch.float16)

@@ -93,13 +93,20 @@ def record_library(library: str, vllm: Path | None, keep: Path) -> None:
 
     A case whose file has the same version of the library and the same digest does not run again.
     """
+    from strix_validate.attention import flash
     from strix_validate.triton import interpreter, stand_in
 
+    if library == "flash":
+        # flash-attn uses its built-in kernels if it cannot import amd-aiter.
+        sys.modules["aiter"] = None  # type: ignore[assignment]
     stand_in.install()
     interpreter.complete()
     # If only some trips of a loop run, results are arbitrary, and numpy warns about them.
     warnings.simplefilter("ignore", RuntimeWarning)
     torch.set_num_threads(1)
+    backend = coverage_cases.BACKENDS.get(library)
+    if backend and backend != flash.backend():
+        raise SystemExit(f"{library}: flash-attn uses the kernels {flash.backend()}")
     modules = (coverage_cases.LIBRARIES[library],)
     version = ""
     for case in coverage_cases.quick_cases(library):

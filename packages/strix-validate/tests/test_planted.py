@@ -200,6 +200,11 @@ FAULTS: dict[str, tuple[dict, str]] = {
         "cache-4200",
     ),
     "ALiBi that favours later keys": ({"alibi_signed": True}, "alibi-full"),
+    "flash-attn's decoding: ALiBi ignored": ({"ignores_alibi": True}, "cache-alibi-heads"),
+    "flash-attn's decoding: first sequence's ALiBi slopes used for all": (
+        {"alibi_of_first": True},
+        "cache-alibi-batch",
+    ),
     "window without a left bound ignored": ({"open_window": False}, "window-right"),
     "windowed query before all keys sees the first key": (
         {"window_from_first": True},
@@ -389,7 +394,13 @@ def run_cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
         for name in ("k", "v") if "k" in tensors else ():
             results[f"{name}_cache"][row, length:end] = row_tensors[name][i]
         keys, values = (results[f"{name}_cache"][row, None, :end] for name in "kv")
-        parts.append(run_dense(kernel, row_tensors["q"][i, None], keys, values, None, options))
+        slopes = tensors.get("alibi_slopes")
+        if slopes is not None:
+            sequence = 0 if kernel.alibi_of_first else i
+            slopes = slopes.expand(count, -1)[sequence, None]
+        parts.append(
+            run_dense(kernel, row_tensors["q"][i, None], keys, values, None, options, slopes)
+        )
     names = ("out", "lse") if options.get("return_softmax_lse") else ("out",)
     return results | {name: torch.cat([part[name] for part in parts]) for name in names}
 

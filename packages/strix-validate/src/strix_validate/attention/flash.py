@@ -136,7 +136,8 @@ def fixed(  # noqa: PLR0913 (the options of a case)
         seqlen_q: Number of queries.
         seqlen_k: Number of keys.
         head_dim: Size of a head.
-        strided: Whether k and v are slices of one tensor, and the gradient is transposed.
+        strided: Whether k and v are slices of one tensor, in which NaN separates the heads, and the
+            gradient is transposed.
         sink: See reference.with_sink.
         alibi: "heads" for slopes by head, "batch" for other slopes in each sequence.
         low: Level of reference.with_low_scores; 0 for none.
@@ -144,6 +145,9 @@ def fixed(  # noqa: PLR0913 (the options of a case)
     """
     q = randn(batch, seqlen_q, heads, head_dim)
     kv = randn(batch, seqlen_k, 2, kv_heads, head_dim)
+    if strided:
+        # This stride between heads is not a multiple of 8, as aiter needs for wide loads.
+        kv = torch.nn.functional.pad(kv, (0, 4), value=float("nan"))[..., :head_dim]
     k, v = kv.unbind(2)
     grad_out = randn(batch, heads, seqlen_q, head_dim).transpose(1, 2)
     if not strided:
@@ -157,8 +161,7 @@ def fixed(  # noqa: PLR0913 (the options of a case)
     if low:
         q, k = reference.with_low_scores(q, k, low, head_dim**-0.5)
     if alibi:
-        slopes = torch.exp2(-torch.arange(1.0, batch * heads + 1)).view(batch, heads)
-        options["alibi"] = slopes if alibi == "batch" else slopes[0]
+        options["alibi"] = _make_slopes(batch, heads, alibi)
     return dense(q, k, v, grad_out, **options)
 
 
@@ -230,6 +233,12 @@ def dense(  # noqa: PLR0913 (the options of a case)
         return results
 
     return call, expected
+
+
+def _make_slopes(batch: int, heads: int, kind: str) -> Tensor:
+    """Return ALiBi slopes: (batch, heads) if the kind is "batch", (heads,) if it is "heads"."""
+    slopes = torch.exp2(-torch.arange(1.0, batch * heads + 1)).view(batch, heads)
+    return slopes if kind == "batch" else slopes[0]
 
 
 def _alibi_bias(slopes: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
@@ -377,6 +386,7 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
     lse=False,
     integer=False,
     strided=False,
+    alibi="",
 ):
     """Build a call of flash_attn_with_kvcache with a few queries for each sequence.
 
@@ -405,6 +415,7 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
         lse: See reference.attention.
         integer: Whether cache_seqlens is one number, the first length, instead of a tensor.
         strided: Whether the key and the value of an entry lie side by side in one tensor.
+        alibi: See :func:`fixed`.
 
     Returns:
         See :func:`dense`.
@@ -440,6 +451,8 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
     if new:
         tensors |= {"k": k, "v": v}
     tensors |= _make_integers(cache_batch_idx=rows, cache_leftpad=leftpad)
+    if alibi:
+        tensors["alibi_slopes"] = _make_slopes(count, heads, alibi)
     options = {
         "causal": causal,
         "rotary_interleaved": rotary == "neighbours" if rotary else None,
@@ -460,7 +473,10 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
 
     def expected(dtype):
         used = [slice(start, n + new) for start, n in zip(starts, lengths, strict=True)]
-        results = _attend_to_cache(rotated_q, filled_k, filled_v, used, dtype=dtype, **masks)
+        slopes = tensors.get("alibi_slopes")
+        results = _attend_to_cache(
+            rotated_q, filled_k, filled_v, used, slopes, dtype=dtype, **masks
+        )
         if not integer:
             results["cache_seqlens"] = tensors["cache_seqlens"].clone()
         if new and not page and not stale:
@@ -503,15 +519,29 @@ def _attend_to_cache(
     k_cache: Tensor,
     v_cache: Tensor,
     used: list[slice],
+    slopes: Tensor | None,
     **options,
 ) -> dict[str, Tensor]:
-    """Return the output of attention to each sequence's used entries, and lse if requested."""
+    """Return the output of attention to each sequence's used entries, and lse if requested.
+
+    Args:
+        q: Queries, (sequences, queries, heads, head_dim).
+        k_cache: A copy of each sequence's row, (sequences, capacity, kv_heads, head_dim).
+        v_cache: Like k_cache.
+        used: The used entries of each sequence.
+        slopes: ALiBi slopes, (heads,) or (sequences, heads), or None.
+        options: Options of reference.attention.
+    """
     parts = []
     for i, entries in enumerate(used):
         own_q = q[i : i + 1]
         own_k = k_cache[i : i + 1, entries]
         own_v = v_cache[i : i + 1, entries]
-        parts.append(_attend(own_q, own_k, own_v, own_q, **options))
+        bias = None
+        if slopes is not None:
+            own_slopes = slopes.expand(len(q), -1)[i]
+            bias = _alibi_bias(own_slopes, own_q.shape[1], own_k.shape[1])
+        parts.append(_attend(own_q, own_k, own_v, own_q, attn_mask=bias, **options))
     names = ("out", "lse") if options["lse"] else ("out",)
     return {name: torch.cat([part[name] for part in parts]) for name in names}
 

@@ -175,6 +175,13 @@ def _alibi_cases() -> Iterator[FlashCase]:
         yield FlashCase(f"alibi-{kind}", build, _ALIBI, _REFUSED, half_only=True)
 
 
+def _cache_alibi_cases() -> Iterator[FlashCase]:
+    for kind in ("heads", "batch"):
+        build = partial(flash.kv_cache, alibi=kind)
+        refusals = _REFUSED if kind == "heads" else ()
+        yield FlashCase(f"cache-alibi-{kind}", build, _ALIBI, refusals, half_only=True)
+
+
 def _packed_cases() -> Iterator[FlashCase]:
     plain = partial(flash.fixed, seqlen_q=40, seqlen_k=40, head_dim=32)
     catches = "packed k and v that are swapped, or read with the strides of separate tensors"
@@ -762,6 +769,24 @@ CASES = (
         refusals=_REFUSED,
         half_only=True,
     ),
+    FlashCase(
+        "cache-pages-parts",
+        partial(
+            flash.kv_cache,
+            queries=1,
+            new=1,
+            page=100,
+            lengths=(200, 290),
+            capacity=300,
+            batch=2,
+            heads=2,
+            kv_heads=1,
+        ),
+        "keys left out, or counted twice, in a page that two parts of a cache share",
+        refusals=_REFUSED,
+        half_only=True,
+    ),
+    *_cache_alibi_cases(),
     FlashCase(
         "cache-prompt",
         partial(
