@@ -156,7 +156,7 @@ def test_a_failure_ends_the_run_unless_asked(
     monkeypatch.setattr(building, "find_unsolved", lambda *_: {})
     attempts: list[str] = []
 
-    def build(_: Builder, step: Step, label: str) -> None:
+    def build(_: Builder, step: Step, *_rest: object) -> None:
         attempts.append(step.recipe.name)
         raise ForgeError(f"{step.recipe.name} does not compile")
 
@@ -209,7 +209,7 @@ def test_nothing_is_done_for_what_does_not_solve(
     builder = Builder(project, base, Display(Console(file=output)), "conda:1")
     done: list[str] = []
     monkeypatch.setattr(builder, "_fetch", lambda step: done.append(f"fetch {step.recipe.name}"))
-    monkeypatch.setattr(builder, "_build", lambda step, _: done.append(step.recipe.name))
+    monkeypatch.setattr(builder, "_build", lambda step, *_: done.append(step.recipe.name))
     steps = recipes.plan(builder.channel)
     results = builder.run(recipes, steps, False, {"beta": "conda-forge has no delta"})
     assert done == ["fetch alpha", "alpha"]
@@ -429,7 +429,7 @@ def test_what_does_not_fit_beside_another_waits_for_it(
     beginnings = threading.Semaphore(0)
     overlaps: list[bool] = []
 
-    def build(step: Step, label: str) -> None:
+    def build(step: Step, *_: object) -> None:
         if step.recipe.name == "alpha":
             timeout = 300 if memory == 12 else 1
             overlaps.append(beginnings.acquire(timeout=timeout))
