@@ -50,5 +50,6 @@ def test_a_reports_program_runs_on_the_device(emulated_stack: Path, tmp_path: Pa
         pytest.skip(done.stderr)
     output = done.stdout + done.stderr
     assert "gfx1151 100 wrong: 0\n" in output and "gfx1151 50 wrong: 50\n" in output
-    # The kernel that reads past the end of its tensor traps, and the device ends the program.
+    # One kernel reads past the end of its tensor. The read causes a trap, and the emulated device
+    # ends the program.
     assert done.returncode == 1 and "trap in double" in output and "101 wrong:" not in output

@@ -172,7 +172,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
         {"first_maximum_added": -100.0},
         "pairs",
     ),
-    "value lanes shifted if values are narrower and query heads share them": (
+    "elements of a value shifted if values have a smaller head dim and several heads share them": (
         {"narrow_in_groups": True},
         "pairs",
     ),

@@ -344,7 +344,7 @@ _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS tha
 #: The options of Gemma's norms.
 _GEMMA_NORM: dict = {"offset": 1.0, "casting": "gemma"}
 _TAIL = "the last block, which is not full, computed as if it was full"
-_GEMMA = "Gemma's 1 + weight, or its rounding, left out"
+_GEMMA = "a norm that multiplies by weight, not by 1 + weight, or does not round where Gemma rounds"
 _EPS = "a wrong eps in the norm"
 _TURN = "a gradient that is not rotated back, or lanes rotated that must stay as they are"
 _SLOPE = "a wrong slope of silu, also for large gates"
