@@ -14,6 +14,7 @@ from strix_emulate import torch_device
 
 torch_device.install()
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
@@ -61,10 +62,27 @@ def clear_caches() -> None:
     answers["cleared"] = True
 
 
+def add_arrays() -> list[bool]:
+    """Add numpy's arrays on the device; return whether each way to move them there works."""
+    array = np.ones(128, np.float32)
+    sums = []
+    for x in (
+        torch.from_numpy(array).cuda(),
+        torch.from_numpy(array).to("cuda"),
+        torch.as_tensor(array, device="cuda"),
+        torch.nn.Parameter(torch.from_numpy(array)).cuda(),
+    ):
+        z = torch.zeros_like(x)
+        add[(1,)](x, x, z, 128, BLOCK=128)
+        sums.append(torch.equal(z, torch.full((128,), 2.0)))
+    return sums
+
+
 torch.manual_seed(0)
 answers = {
     "equal": [run(n, n) for n in (1, 128, 1000)],
     "milliseconds": measure(1),
+    "arrays": add_arrays(),
     "device": [
         torch.empty(1, device="cuda").is_cuda,
         bool(where(torch.ones(1))),

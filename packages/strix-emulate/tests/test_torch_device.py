@@ -36,9 +36,10 @@ def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
     # The second result is from a custom operator.
     assert answers["device"][:2] == [True, True]
     assert answers["milliseconds"] > 0
+    assert answers["arrays"] == [True, True, True, True]
     assert answers["cleared"]
     assert answers["drawn"]
-    assert done.stderr.count("wave-instructions") == 4
+    assert done.stderr.count("wave-instructions") == 8
 
 
 def test_a_kernel_that_leaves_its_tensor_traps(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ _WITHOUT_EFFECT = (
     "manual_seed",
     "manual_seed_all",
 )
+#: HIP_POINTER_ATTRIBUTE_DEVICE_POINTER
+_DEVICE_POINTER = 3
 #: Objects that must live as long as the process: the allocator's library, and torch's mode.
 _installed: list[Any] = []
 
@@ -251,8 +253,31 @@ def _make_mode(torch):
             kwargs=None,
         ):
             if function == torch.Tensor.cuda:
-                return args[0]
+                return _in_device_memory(torch, args[0])
+            given = [*args, *(kwargs or {}).values()]
             options = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
-            return function(*map(on_cpu, args), **options)
+            result = function(*map(on_cpu, args), **options)
+            if any(on_cpu(value) is not value for value in given):
+                return _in_device_memory(torch, result)
+            return result
 
     return OnDevice()
+
+
+def _in_device_memory(torch, value):
+    """Return a tensor in the device's memory, or any other value as it is.
+
+    The memory of a tensor that torch did not allocate, such as that of an array of numpy, is not
+    the device's. A GPU gets a copy of such a tensor, and so does the emulated device.
+    """
+    if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return value
+    if value.device.type != "cpu" or value.layout != torch.strided or value.numel() == 0:
+        return value
+    hip = ctypes.CDLL("libamdhip64.so.7")
+    pointer = ctypes.c_void_p()
+    address = ctypes.c_void_p(value.data_ptr())
+    if hip.hipPointerGetAttribute(ctypes.byref(pointer), _DEVICE_POINTER, address) == 0:
+        return value
+    hip.hipGetLastError()  # otherwise the program would see the error
+    return value.clone()
