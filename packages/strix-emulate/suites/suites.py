@@ -26,6 +26,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 #: The outcomes of a case, in the order of the columns in docs/suites.md.
 OUTCOMES = ("passed", "skipped", "refused", "trapped", "wrong", "error", "ended", "slow")
+#: How many cases a process runs at most: what is lost if this program is killed.
+BATCH = 40
 DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--"]
 
 
@@ -42,10 +44,23 @@ def unpack(recipe: str, folder: Path) -> Path:
     return source
 
 
+def clone(repository: str, version: str, folder: Path) -> Path:
+    """Clone a repository at the tag of a version; return the folder of the source."""
+    source = folder / "source"
+    command = ["git", "clone", "-q", "--depth=1", f"--branch=v{version}", repository, source]
+    subprocess.run(command, check=True)
+    return source
+
+
+def channel_versions() -> dict[str, str]:
+    """Return the channel's versions of torch and triton."""
+    variants = (ROOT / "variants.yaml").read_text()
+    return dict(re.findall(r'^(pytorch|triton):\n  - "([^"]+)"$', variants, re.M))
+
+
 def requirements(suite: dict) -> list[str]:
     """Return what pip installs for a suite, with the channel's versions of torch and triton."""
-    variants = (ROOT / "variants.yaml").read_text()
-    versions = dict(re.findall(r'^(pytorch|triton):\n  - "([^"]+)"$', variants, re.M))
+    versions = channel_versions()
     emulator = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
     return [
         f"torch=={versions['pytorch']}",
@@ -91,10 +106,11 @@ class Runner:
         """Run the cases; yield each with its outcome."""
         left = list(cases)
         while left:
+            batch = left[:BATCH]
             with tempfile.NamedTemporaryFile("w") as wanted, tempfile.NamedTemporaryFile() as done:
-                wanted.write("\n".join(left))
+                wanted.write("\n".join(batch))
                 wanted.flush()
-                files = sorted({name.partition("::")[0] for name in left})
+                files = sorted({name.partition("::")[0] for name in batch})
                 told = {
                     "SUITES_WANTED": wanted.name,
                     "SUITES_DONE": done.name,
@@ -105,7 +121,7 @@ class Runner:
             begun = [name for name, outcome in outcomes if outcome == "begun"]
             finished = {name: outcome for name, outcome in outcomes if outcome != "begun"}
             if not begun:
-                raise SystemExit(f"pytest ran none of {len(left)} cases: {self.log}")
+                raise SystemExit(f"pytest ran none of {len(batch)} cases: {self.log}")
             for name in begun:
                 # 14 is the number of SIGALRM, which plugin.py requests.
                 yield name, finished.get(name, "slow" if code == -14 else "ended")
@@ -170,7 +186,13 @@ def main() -> None:
     log.unlink(missing_ok=True)
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder, results.open("w") as file:
-        source = given.source or unpack(suite["recipe"], Path(folder))
+        if given.source:
+            source = given.source
+        elif "repository" in suite:
+            version = channel_versions()[suite["recipe"]]
+            source = clone(suite["repository"], version, Path(folder))
+        else:
+            source = unpack(suite["recipe"], Path(folder))
         runner = Runner(
             DEVICE, source.resolve(), environment(source.resolve(), suite), log, given.seconds
         )

@@ -2,6 +2,7 @@
 """The runner of other projects' test suites counts each case once, with a single outcome."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -63,6 +64,25 @@ def test_every_case_has_one_outcome(runner: suites.Runner) -> None:
         "test_one_that_takes_too_long": "slow",
         "test_the_last": "passed",
     }
+
+
+def test_a_process_runs_one_batch(runner: suites.Runner, monkeypatch) -> None:
+    monkeypatch.setattr(suites, "BATCH", 1)
+    names = ["test_cases.py::test_a_right_number", "test_cases.py::test_the_last"]
+    assert list(runner.run(names)) == [(name, "passed") for name in names]
+    assert runner.log.read_text().count("1 passed") == 2
+
+
+def test_a_repository_is_cloned_at_the_tag_of_the_version(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C", repository]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "A"], ["tag", "v1.2"]):
+        subprocess.run([*git, *command], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "B"], check=True)
+    source = suites.clone(repository.as_uri(), "1.2", tmp_path)
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=source, capture_output=True, check=True)
+    assert log.stdout == b"A\n"
 
 
 def test_a_keyword_chooses_cases(runner: suites.Runner) -> None:
