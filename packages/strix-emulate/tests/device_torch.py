@@ -69,6 +69,7 @@ def add_arrays() -> list[bool]:
     for x in (
         torch.from_numpy(array).cuda(),
         torch.from_numpy(array).to("cuda"),
+        torch.from_numpy(array).to(torch.ones(1, device="cuda").device),
         torch.as_tensor(array, device="cuda"),
         torch.nn.Parameter(torch.from_numpy(array)).cuda(),
     ):
@@ -83,6 +84,7 @@ answers = {
     "equal": [run(n, n) for n in (1, 128, 1000)],
     "milliseconds": measure(1),
     "arrays": add_arrays(),
+    "memory": torch.cuda.mem_get_info(),
     "device": [
         torch.empty(1, device="cuda").is_cuda,
         bool(where(torch.ones(1))),

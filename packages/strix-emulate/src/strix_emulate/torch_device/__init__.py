@@ -34,6 +34,8 @@ _WITHOUT_EFFECT = (
     "manual_seed",
     "manual_seed_all",
 )
+#: The stand-in runtime, which is loaded already.
+_RUNTIME = "libamdhip64.so.7"
 #: HIP_POINTER_ATTRIBUTE_DEVICE_POINTER
 _DEVICE_POINTER = 3
 #: Objects that must live as long as the process: the allocator's library, and torch's mode.
@@ -157,6 +159,7 @@ def _patch(torch) -> None:
     torch.cuda.get_device_capability = lambda _device=None: (properties.major, properties.minor)
     torch.cuda.get_device_properties = lambda _device=None: properties
     torch.cuda.get_device_name = lambda _device=None: properties.name
+    torch.cuda.mem_get_info = _measure_memory
     torch.cuda.current_stream = lambda _device=None: stream
     torch.cuda.device = type("device", (_OnlyOne,), {})
     torch.cuda.stream = type("stream", (_OnlyOne,), {})
@@ -189,6 +192,14 @@ def _for_all_devices(custom_op):
         return custom_op(*args, device_types=None, **options)
 
     return define
+
+
+def _measure_memory(_device=None) -> tuple[int, int]:
+    """Return how many bytes of the device's memory are free, and how many there are."""
+    free = ctypes.c_size_t()
+    total = ctypes.c_size_t()
+    ctypes.CDLL(_RUNTIME).hipMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
 
 
 def _nothing(*_args, **_options) -> None:
@@ -254,10 +265,10 @@ def _make_mode(torch):
         ):
             if function == torch.Tensor.cuda:
                 return _in_device_memory(torch, args[0])
-            given = [*args, *(kwargs or {}).values()]
             options = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
             result = function(*map(on_cpu, args), **options)
-            if any(on_cpu(value) is not value for value in given):
+            # The program may have got a torch.device from a tensor, whose device is the CPU here.
+            if function == torch.Tensor.to or "device" in options:
                 return _in_device_memory(torch, result)
             return result
 
@@ -274,7 +285,7 @@ def _in_device_memory(torch, value):
         return value
     if value.device.type != "cpu" or value.layout != torch.strided or value.numel() == 0:
         return value
-    hip = ctypes.CDLL("libamdhip64.so.7")
+    hip = ctypes.CDLL(_RUNTIME)
     pointer = ctypes.c_void_p()
     address = ctypes.c_void_p(value.data_ptr())
     if hip.hipPointerGetAttribute(ctypes.byref(pointer), _DEVICE_POINTER, address) == 0:
