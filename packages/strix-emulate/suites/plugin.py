@@ -14,6 +14,8 @@ import pytest
 #: Errors of HIP after which the device executes nothing more, and the outcome of the case: 700 is
 #: the error after a trap, and 801 the error of an unsupported call.
 _LASTING = {700: "trapped", 801: "refused"}
+#: What Triton's exceptions say of a type that the GPU does not have.
+_REFUSES = "not supported in this architecture"
 #: Matches files whose assertions compare results: tests, and torch's and numpy's helpers for tests.
 _COMPARES = re.compile(r"/tests?/|/(torch|numpy)/(_numpy/)?testing/|/test_\w+\.py$")
 
@@ -71,11 +73,12 @@ def _outcome(call, report) -> str:
         return report.outcome
     if lost := _lost():
         return lost
-    if isinstance(call.excinfo.value, NotImplementedError):
-        return "refused"
-    place = str(call.excinfo.traceback[-1].path)
-    compares = isinstance(call.excinfo.value, AssertionError) and _COMPARES.search(place)
-    return "wrong" if compares else "error"
+    error = call.excinfo.value
+    if isinstance(error, AssertionError):
+        place = str(call.excinfo.traceback[-1].path)
+        return "wrong" if _COMPARES.search(place) else "error"
+    refused = isinstance(error, NotImplementedError) or _REFUSES in str(error)
+    return "refused" if refused else "error"
 
 
 def _lost() -> str:

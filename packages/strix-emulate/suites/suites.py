@@ -96,10 +96,11 @@ class Runner:
     def collect(self, files: list[str], keyword: str) -> list[str]:
         """Return the names of all cases."""
         with tempfile.NamedTemporaryFile("r") as names:
-            self._pytest(["--collect-only", "-k", keyword, *files], {"SUITES_NAMES": names.name})
+            command = ["--collect-only", "-k", keyword, *files]
+            code = self._pytest(command, {"SUITES_NAMES": names.name})
             cases = names.read().splitlines()
-        if not cases:
-            raise SystemExit(f"pytest found no case: {self.log}")
+        if code != 0 or not cases:
+            raise SystemExit(f"pytest found no case, or could not import a file: {self.log}")
         return cases
 
     def run(self, cases: list[str]) -> Iterator[tuple[str, str]]:

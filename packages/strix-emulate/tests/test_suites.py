@@ -26,6 +26,7 @@ def test_a_wrong_number(): assert 1 + 1 == 3
 def test_a_wrong_array(): np.testing.assert_allclose(np.ones(2), np.zeros(2))
 def test_nothing(): pytest.skip("not here")
 def test_what_is_refused(): raise NotImplementedError("not for this GPU")
+def test_a_type_that_is_refused(): raise ValueError("fp8e4b8 not supported in this architecture")
 KEPT = []
 def test_an_error():
     KEPT.append("a tensor")
@@ -57,6 +58,7 @@ def test_every_case_has_one_outcome(runner: suites.Runner) -> None:
         "test_a_wrong_array": "wrong",
         "test_nothing": "skipped",
         "test_what_is_refused": "refused",
+        "test_a_type_that_is_refused": "refused",
         "test_an_error": "error",
         "test_a_failed_case_keeps_nothing": "passed",
         "test_a_process_that_ends[1]": "ended",
@@ -99,6 +101,12 @@ def test_cases_that_cannot_be_run_are_no_success(runner: suites.Runner) -> None:
 def test_files_without_cases_are_no_success(runner: suites.Runner) -> None:
     with pytest.raises(SystemExit, match="pytest found no case"):
         runner.collect(["test_absent.py"], "")
+
+
+def test_a_file_that_cannot_be_imported_is_no_success(runner: suites.Runner) -> None:
+    (runner.source / "test_broken.py").write_text("import absent_module")
+    with pytest.raises(SystemExit, match="could not import a file"):
+        runner.collect(["test_cases.py", "test_broken.py"], "")
 
 
 def test_so_many_cases_are_chosen_from_all_of_them() -> None:
