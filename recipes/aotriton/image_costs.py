@@ -115,9 +115,8 @@ def check(file: Path, folder: Path) -> int:
     for line in growth:
         print(line)
     total = len(list(folder.rglob("*.aks2")))
-    print(
-        f"{len(measured)} kernels of {len(images)} images: {len(growth)} cost more than in {file};"
-    )
+    print(f"{len(measured)} kernels of {len(images)} images")
+    print(f"kernels of {file} that now cost more or are missing: {len(growth)}")
     print(f"{total - len(images)} images are not in the list and were not measured")
     return len(growth)
 

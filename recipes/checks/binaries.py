@@ -122,9 +122,9 @@ def follow(files: set[Path], prefix: Path) -> Findings:
 def check(files: list[Path], prefix: Path, min_images: int, aotriton: bool) -> list[str]:
     """Return the faults of ELF files, one line each.
 
-    The RPATHs of these files must find every library that the files need. If a library of another
-    package needs a library, it is enough if the RPATH of any file finds this library, because the
-    loader first looks for the name among the libraries that it has already loaded.
+    The RPATHs of these files must find every library that the files need. A library that another
+    package's file needs may be found by the RPATH of any file. The reason is that the loader first
+    looks for the name among the libraries that it has already loaded.
 
     Args:
         files: The files.

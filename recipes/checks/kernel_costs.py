@@ -114,7 +114,7 @@ def read_list(file: Path) -> list[Kernel]:
         for row in list(csv.reader(stream, delimiter="\t"))[1:]:
             costs = row[3:]
             if len(costs) != len(COSTS) or not all(cost.isdecimal() for cost in costs):
-                raise SystemExit(f"{file}: not a kernel with its {len(COSTS)} costs: {row}")
+                raise SystemExit(f"{file}: this row is not a kernel with {len(COSTS)} costs: {row}")
             kernels.append(Kernel(*row[:3], tuple(map(int, costs))))
     return kernels
 
@@ -193,7 +193,9 @@ def main(action: str, first: str, second: str) -> int:
     for line in growth:
         print(line)
     unlisted = count_unlisted(listed, kernels)
-    print(f"{len(kernels)} kernels: {len(growth)} cost more than in {first}, {unlisted} not in it")
+    print(f"{len(kernels)} kernels")
+    print(f"kernels of {first} that now cost more or are missing: {len(growth)}")
+    print(f"kernels whose problem is not in {first}: {unlisted}")
     return int(bool(growth))
 
 

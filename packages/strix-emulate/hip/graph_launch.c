@@ -89,8 +89,8 @@ static bool are_alike(hipGraph_t a, hipGraph_t b, size_t place) {
     return true;
 }
 
-/* Returns the reason why a graph's work cannot replace that of another graph, or success. Sets
-   wrong to the node that was compared last, which is the differing node if the comparison fails. */
+/* Returns the reason why a graph's work cannot replace that of another graph, or success. *wrong
+   becomes the first node that differs, or NULL on success. */
 static hipGraphExecUpdateResult compare(hipGraph_t now, hipGraph_t wanted, hipGraphNode_t *wrong) {
     if (now->count != wanted->count) return hipGraphExecUpdateErrorTopologyChanged;
     for (size_t i = 0; i < now->count; i++) {

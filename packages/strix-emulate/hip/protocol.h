@@ -18,7 +18,7 @@
 
 /* KIND_PHYSICAL is memory from hipMemCreate, and KIND_REGISTERED is pinned memory of the host. Both
    can be accessed only through views. KIND_FOREIGN is memory of another process. KIND_GRAPH is
-   reserved for a graph, and is allocated only while it is KIND_DEVICE too. */
+   memory that is reserved for a graph. It is allocated only while its entry has KIND_DEVICE too. */
 enum pool_kind {
     KIND_DEVICE = 1,
     KIND_HOST = 2,

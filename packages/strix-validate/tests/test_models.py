@@ -220,7 +220,7 @@ def test_what_is_not_counted_makes_a_lower_bound() -> None:
     answer = command.answer(config | {"text_config": config["text_config"] | QWEN_4}, None, None)
     text = "\n".join(command.describe("NAME", answer, Tree()))
     assert "at least 65.4 GiB" in text
-    assert "without the parts sized by hc_lowrank" in text
+    assert "without the parts whose size is hc_lowrank" in text
     assert len(answer.uncounted) == len(QWEN_4)
     answer = command.answer(config | {"audio_config": {"hidden_size": 1}}, None, None)
     assert answer.uncounted == ["the encoder of sound"]

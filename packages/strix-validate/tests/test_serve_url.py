@@ -114,7 +114,7 @@ SHORT = dict.fromkeys(("long-swapped", "hybrid", "drafts-cache"), 8000)
 FAULTS: list[tuple[str, set[str], str]] = [
     ("random", {"text"}, "as random weights do"),
     ("text-beyond-256", {"text"}, "from token 256 on, the model guesses"),
-    ("garbage-31", {"prefill"}, "640 exceed this bound"),
+    ("garbage-31", {"prefill"}, "640 values exceed this bound"),
     ("garbage-513", {"prefill"}, "less likely than another"),
     ("beyond-256", {"recall-8192", "recall-32768"}, "depth"),
     ("short-window", {"recall-8192", "recall-32768"}, "attention at this length"),

@@ -94,7 +94,7 @@ def _unsupported_names(instructions: list[Instruction]) -> list[str]:
 def occupancy(
     target: Target, vgprs: int, lds: int, threads: int, width: int = 32
 ) -> dict[str, int]:
-    """Return the maximum number of resident waves per SIMD: by registers, by LDS, and by both."""
+    """Return how many waves fit on a SIMD: by their registers, by their LDS, and by both."""
     # The registers of a wave64 have twice the size, so a SIMD has half as many of them.
     granule = target.granule * 32 // width
     registers = target.registers * 32 // width

@@ -161,7 +161,7 @@ class Hostcalls:
             lanes = int(header[1])
             service = int(header[2]) & 0xFFFFFFFF
             if service not in (_PRINTF, _MEMORY):
-                message = f"service {service} of the host (2 is printf, 3 malloc) from a kernel"
+                message = f"a kernel calls service {service} of the host (2 is printf, 3 malloc)"
                 raise Trap("unknown", message)
             answer = self._print if service == _PRINTF else self._allocate
             for lane in range(64):

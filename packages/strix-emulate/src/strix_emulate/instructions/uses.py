@@ -14,8 +14,8 @@ from strix_emulate.instructions.flow import (
 from strix_emulate.instructions.mnemonics import has_action
 from strix_emulate.memory.waits import operand_bits, registers
 
-#: All bits: the loaded value decides whether waves execute a store, a barrier or other code with an
-#: effect, so that the value may influence every store.
+#: All bits. This value means that the loaded value decides whether waves execute a store, a barrier
+#: or other code with an effect. So the loaded value may influence every store.
 DECIDES = -1
 _EXEC = registers("s", EXEC, 2)
 _VCC = registers("s", VCC, 2)
@@ -205,7 +205,7 @@ def _writes_exec(ins: Instruction) -> bool:
 
 
 def _depending(bits: int) -> int:
-    """Return the registers that depend on the loaded value, with those that hold parts of lanes."""
+    """Return the registers that depend on the loaded value, and lane masks that it decides."""
     return bits | bits >> _PART
 
 

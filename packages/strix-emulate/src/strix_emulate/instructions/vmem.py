@@ -185,7 +185,10 @@ def _scalar_buffer_address(g: Waves, resource: int, start, size: int):
     start = start - high + high_of_base
     base = words[0] | high_of_base
     if stride.any() or (start - base + np.uint64(size) > words[2]).any():
-        raise Trap("unknown", "a scalar buffer load with a stride, or out of the buffer's range")
+        message = (
+            "a scalar buffer load whose buffer has a stride, or that exceeds the buffer's range"
+        )
+        raise Trap("unknown", message)
     return start
 
 

@@ -274,7 +274,7 @@ def _in_raw_buffer(g: Waves, words, end, scalar_offset):
     stride = words[1] >> np.uint32(16) & np.uint32(0x3FFF)
     select = words[3] >> np.uint32(28)
     if stride.any() or (select != 3).any():
-        raise Trap("unknown", "a buffer resource that is not raw, for an access by offset")
+        raise Trap("unknown", "an access by offset with a buffer resource that is not raw")
     size = words[2].astype(np.int64) - np.asarray(scalar_offset).astype(np.int64)
     return end <= g.active(size)
 

@@ -100,11 +100,11 @@ class Order:
         writers,
         swaps=None,
     ) -> None:
-        """Queue atomics, in the order of their execution. See `_Accesses` for the arguments."""
+        """Put atomics into the queue, in order of execution. See `_Accesses` for the arguments."""
         self._add(_Accesses(memory, cells, tags, writers, True, swaps))
 
     def acquire(self, memory: str, cells, tags, writers) -> None:
-        """Queue loads that bypass the caches. See `_Accesses` for the arguments."""
+        """Put loads that bypass the caches into the queue. See `_Accesses` for the arguments."""
         self._add(_Accesses(memory, cells, tags, writers, False))
 
     def invalidate(self, tags, gl1: bool) -> None:

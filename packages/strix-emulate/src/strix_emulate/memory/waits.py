@@ -377,7 +377,7 @@ def _unite(first: tuple, second: tuple) -> tuple:
 
 
 def _pad(issuers, size, before, after):
-    """Return the issuers' flags, with False for `before` waves in front and `after` behind."""
+    """Return the issuers' flags, after `before` and in front of `after` flags that are False."""
     flags = np.ones(size, bool) if issuers is None else issuers
     return np.concatenate([np.zeros(before, bool), flags, np.zeros(after, bool)])
 

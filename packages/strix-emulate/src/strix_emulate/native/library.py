@@ -427,7 +427,7 @@ def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[
     if not _feeds(second, first):
         return [second, first]
     if first.handler == HANDLERS["load"]:
-        raise Unknown("each of two loads writes the other's address")
+        raise Unknown("two loads, each of which writes the address register of the other one")
     # Each operation reads what the other one writes. So the first one writes to a spare register,
     # which is copied to the target at the end.
     move = COp.from_buffer_copy(first)

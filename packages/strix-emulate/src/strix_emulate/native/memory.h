@@ -203,8 +203,8 @@ static int load_small(const Op *o, uint32_t *row, const uint8_t *bytes, const in
   }
 }
 
-// Returns a flat access as an access to the memory that all its lanes use. Returns 0 if that is
-// LDS, or if the lanes use several memories. numpy then executes the access.
+// Returns a flat access as an access to the memory that all its lanes use. Returns 0 if this
+// memory is LDS, or if the lanes use several memories. numpy then executes the access.
 static const Op *resolve_flat(State *w, const Op *o, Op *copy) {
   if (o->memory != FLAT) return o;
   const long n = lanes(w) * w->n;

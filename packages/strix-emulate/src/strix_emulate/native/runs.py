@@ -235,8 +235,8 @@ class Run:
             if checks:
                 plan = self._plan(g.queues.state, first, checks)
                 if plan is None:
-                    # A wait is missing, or joined waves have different counters. So numpy executes
-                    # the steps one by one.
+                    # A wait is missing, or waves that were joined have different counters. So numpy
+                    # executes the steps one by one.
                     for step in self.steps[first:]:
                         step.execute(g, checks)
                     return

@@ -78,8 +78,8 @@ static inline int wrote_value(const Memory *m, int64_t cell, int64_t tag) {
   return same_workgroup(m->written[cell], tag) && m->writers[cell] >> (tag & 31) & 1;
 }
 
-// Returns the new read tag of a cell after a load, or 0 if numpy has to execute the load.
-// own: whether the wave itself wrote the value. private: whether the memory belongs to one
+// Returns the tag that a load gives to a cell as its last read, or 0 if numpy has to execute the
+// load. own: whether the wave itself wrote the value. private: whether the memory belongs to one
 // workgroup, so that the cell must have been written.
 static inline int64_t read_tag(State *w, int64_t written, int64_t read, int64_t tag, int own,
                                int private) {

@@ -73,7 +73,7 @@ class Barriers:
     def arrive_for_grid(self, g: Waves) -> list[Waves]:
         """Let waves arrive at a grid barrier (DS_GWS_BARRIER). Return those that can continue."""
         if not self._is_grid:
-            message = "grid.sync() in a launch that is not cooperative, or of too many waves"
+            message = "grid.sync() in a launch that is not cooperative, or that has too many waves"
             raise Trap("unknown", message)
         for other in [x for x in self._for_grid if x.pc == g.pc]:
             self._for_grid.remove(other)

@@ -116,7 +116,8 @@ def run_shares(
         try:
             answer = execute(shares[number])
         except (Trap, MemoryError):
-            # Without an answer, the parent repeats the work on one core, and the error with it.
+            # Send no answer. The parent then repeats the work on one core, where the error occurs
+            # again.
             return
         if arena.checked:
             _record_touches(rows[number], arena, spans, first_tag)

@@ -208,7 +208,7 @@ def _count(config: dict, file_bytes: int) -> _Count:
     except NoModel:
         raise
     except KeyError as error:
-        missing = [f"the parts sized by {error!s:.60}, which is missing"]
+        missing = [f"the parts whose size is {error!s:.60}, a key that is missing"]
     except MALFORMED as error:
         raise _no_model(error) from error
     if weights is not None and not 0 <= weights < 1 << 60:

@@ -113,7 +113,7 @@ def _count_elements(file: Path) -> int:
                 raise ValueError(f"a tensor of more than {_RANK_LIMIT} dimensions")
             total += math.prod(shape)
         if not 0 <= total <= 2 * file_size:  # a number has at least four bits
-            raise ValueError("its shapes do not fit its size")
+            raise ValueError("the shapes of its tensors do not fit the file's size")
         return total
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise NoModel(f"{file} is not a safetensors file ({error!s:.100})") from error

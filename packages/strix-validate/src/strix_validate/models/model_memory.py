@@ -465,7 +465,7 @@ def uncounted(config: Mapping) -> list[str]:
     for key, value in _file_text(config).items():
         is_size = type(value) is int and value > 0 and _SIZE.search(key)
         if is_size and key not in counted_keys:
-            names.append(f"the parts sized by {key}")
+            names.append(f"the parts whose size is {key}")
     return names
 
 

@@ -102,7 +102,7 @@ def beyond_table(model: ModelLayers) -> ModelLayers:
 
 
 def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str:
-    """Say how many of vLLM's kernels for a model are not packaged, and how long they compile.
+    """Say how many of vLLM's kernels for a model are in no package, and the time to compile them.
 
     Triton lists the kernels, but does not compile them.
 

@@ -185,7 +185,8 @@ def _require_near(values: Sequence[float], message: str, bound: float) -> None:
     worst = max(values, default=0.0)
     require(
         num_outside <= len(values) // _RARE and worst <= _FAR * bound,
-        f"{message} {worst:.2f}, {bound} allowed; {num_outside} of {len(values)} exceed this bound",
+        f"{message} {worst:.2f}, {bound} allowed; {num_outside} of {len(values)} values exceed "
+        "this bound",
     )
 
 
@@ -285,7 +286,7 @@ def _sum_probabilities(steps: Sequence[dict[int, float]]) -> list[float]:
         values = step.values()
         require(
             all(math.isfinite(value) and value <= 1e-3 for value in values),
-            "top_logprobs are no log probabilities: one is above zero or no number",
+            "top_logprobs are no log probabilities: one of them is above zero or is not a number",
         )
         sums.append(sum(math.exp(value) for value in values))
     require(max(sums) <= 1.001, f"probabilities sum to {max(sums):.4f}")

@@ -207,8 +207,8 @@ MODELS = {
         kind="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         config=_SMALL | _EXPERTS,
-        why="scales read from another expert or tile, with experts in 4 bits, the format in which "
-        "mixtures of experts need least memory",
+        why="a kernel that reads the scales of another expert or tile. Mixtures of experts need "
+        "least memory if their experts have 4 bits",
         quantize=int4,
         quantization=_packed_int4(ignore=["lm_head", "re:.*mlp.gate$"]),
         method="compressed-tensors",
@@ -217,7 +217,7 @@ MODELS = {
         kind="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         config=_SMALL | _EXPERTS,
-        why="experts in FP8 that cannot be constructed on RDNA 3: "
+        why="a layer of experts in FP8 that vLLM cannot construct on RDNA 3: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/44",
         quantize=fp8,
         quantization={
@@ -242,7 +242,7 @@ MODELS = {
             "sliding_window": 32,
             "max_position_embeddings": 131072,
         },
-        why="a version of triton_kernels that does not fit Triton (gpt-oss): "
+        why="a version of triton_kernels, which gpt-oss needs, that does not fit Triton: "
         "https://github.com/vllm-project/vllm/issues/49779",
         quantize=mxfp4,
         quantization={
@@ -276,7 +276,7 @@ MODELS = {
         kind="llama",
         architecture="LlamaForCausalLM",
         config=_LLAMA,
-        why="a GGUF file of a Llama that gives wrong answers without a message, because the "
+        why="a Llama whose GGUF file gives wrong answers without a message, because the "
         "converter reorders the rows of each head: "
         "https://github.com/vllm-project/vllm-metal/pull/480",
         quantize=q4_0,

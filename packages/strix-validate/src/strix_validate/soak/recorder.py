@@ -48,7 +48,7 @@ class Clock:
         return time.monotonic()
 
     def wait_until(self, moment: float) -> None:
-        """Return at this moment, or at once if it has passed."""
+        """Wait until this moment. Return at once if it has passed."""
         time.sleep(max(0.0, moment - self.now()))
 
 
@@ -120,7 +120,7 @@ class Recorder:
             at = self._clock.now() - begin
             event = self._read_children(at)
             story.ending = self._describe_end(at, hang_after)
-            # The soak is whole only after progress at its end: the last load may hang.
+            # The soak is whole only if the last load made progress at the end, because it may hang.
             story.is_whole = story.progress_at >= seconds and not story.ending
             if story.ending:
                 event = f"{event}; {story.ending}".removeprefix("; ")

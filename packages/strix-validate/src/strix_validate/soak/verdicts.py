@@ -131,7 +131,7 @@ def _judge_results(story: Story, name: str, check: Check) -> Result:
         first = faulty[0]
         number = steps.index(first) + 1
         faults.append(
-            f"{len(faulty)} of {len(steps)} steps, the first of them step {number} after "
+            f"faults in {len(faulty)} of {len(steps)} steps, the first of them step {number} after "
             f"{first.at / 60:.1f} minutes: {_describe_fault(first)}"
         )
     return make_result(check, faults, measured)
@@ -349,8 +349,10 @@ def thin_samples(story: Story, points: int = POINTS) -> dict[str, list]:
         points: The maximum number of points; each is the mean over a span of seconds.
 
     Returns:
-        The sensors' columns; process_mib; minutes, the beginning of each span; load; speed, the
-        load's speed in the turn as a share of that in its first turn; events, in minutes.
+        Columns by name. The sensors' columns and process_mib have the mean of each span. minutes is
+        the beginning of each span, and load is the load that runs then. speed is the load's speed
+        in the turn, as a share of its speed in its first turn. events has the time of each event in
+        minutes.
     """
     span = max(1, math.ceil(len(story.samples) / points))
     groups = [story.samples[i : i + span] for i in range(0, len(story.samples), span)]

@@ -38,7 +38,9 @@ from strix_validate.tiers import Tier, check_from_reason, run_each
 
 #: Harmful environment variables, with the effect of each.
 HARMFUL = {
-    "HSA_OVERRIDE_GFX_VERSION": "makes the GPU report another chip: memory faults, slow code",
+    "HSA_OVERRIDE_GFX_VERSION": (
+        "makes the GPU report another chip, which causes memory faults and slow code"
+    ),
     "TORCH_ROCM_FA_PREFER_CK": "selects CK's attention, which has no gfx11 kernels",
     "AMD_SERIALIZE_KERNEL": "makes the host wait after every kernel",
     "PYTORCH_NO_HIP_MEMORY_CACHING": "makes torch allocate memory anew for every tensor",

@@ -166,7 +166,8 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
         check = Check(
             f"bench/{route}/{size}-{mask}",
             f"{route} {SIZES[size].shapes()[:2]} {mask}: forward and backward",
-            "a speed-up that is claimed but not measured, or a rate of twice the real operations: "
+            "a speed-up that is claimed but not measured, or a rate that counts twice as many "
+            "operations as there are: "
             "https://github.com/lhl/strix-halo-testing",
         )
         functions[check] = partial(_call_measure, measure, (route, size, mask))
@@ -176,7 +177,8 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
         check = Check(
             f"bench/speedup/{size}-{mask}",
             f"speed of flash relative to math, {size} {mask}",
-            "flash attention that silently runs math: https://github.com/ROCm/TheRock/issues/1364",
+            "a torch that silently runs math instead of flash attention: "
+            "https://github.com/ROCm/TheRock/issues/1364",
         )
         functions[check] = partial(_speedup, measure, size, mask)
     published = _published()

@@ -101,7 +101,7 @@ CHECKS: dict[Check, Body] = {
     Check(
         "bench/copy",
         "bytes per second that a copy of 512 MiB reads and writes",
-        "memory in one channel or at a lower clock, which slows decoding down",
+        "memory that runs in one channel or at a lower clock, which slows decoding down",
     ): _copy,
     Check(
         "bench/product",
