@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Write the page of a published channel, index.html: `python tools/channel_page.py FOLDER`.
 
-`forge publish` runs this program. The page is made from the channel's index and list of withdrawn
-packages, and from recipes/, stacks/ and docs/evidence/. It is a single file without scripts.
+FOLDER is the channel's folder. `forge publish` runs this program. The page is made from the
+channel's index and list of withdrawn packages, and from recipes/, stacks/ and docs/evidence/. It is
+a single file without scripts.
 """
 
 import json

@@ -4,6 +4,7 @@
 
     python3 tools/night.py [--to FOLDER] [--without-gpu]
 
+The packages, the channel, the logs and the archive are written to FOLDER, by default build/night.
 Every step is a `./forge` command that continues where it was stopped. So if this program is
 stopped, run it again. The archive is written before the first step and after each step.
 docs/owner.md states the time and the disk space that this program needs.

@@ -2,6 +2,8 @@
 """Package test: check libaotriton_v2's SONAME, dependencies, RPATH, version string and images.
 
 check_library.py VERSION
+
+VERSION is the version of AOTriton that the library must report.
 """
 
 import os

@@ -3,6 +3,9 @@
 
     python -m checks.binaries PREFIX FILE_OR_PACKAGE... [--min-images N] [--aotriton]
 
+PREFIX is the folder of the environment, and N is the minimum number of device images. With
+--aotriton, one of the files must need AOTriton's library.
+
 Each library that a file needs, directly or through other libraries, must be found inside the prefix
 by RPATHs that begin with $ORIGIN. Only glibc may come from outside. Each device image must be a
 code object for the GPU in checks.target.

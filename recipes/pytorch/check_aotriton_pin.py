@@ -3,6 +3,8 @@
 
 usage: check_aotriton_pin.py cmake/External/aotriton.cmake COMMIT
 
+COMMIT is the commit that our package is built from.
+
 AOTriton's headers and library change between commits, but their file names do not. With
 AOTRITON_INSTALLED_PREFIX, torch's build does not check the version. So without this check, a
 mismatch would be noticed only at run time.

@@ -3,6 +3,8 @@
 
 usage: lay_out.py SITE_PACKAGES/torch PREFIX SOURCE_TREE
 
+SOURCE_TREE is the folder of the build, which no installed text may name.
+
 The new places are those of conda-forge's libtorch. Links remain in site-packages, because torch
 looks for its parts there. site-packages/torch/lib is a single link to the folder lib of the prefix,
 and not a folder of links to libraries, because of RPATH. glibc replaces $ORIGIN in RPATH by the

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Unpack TheRock's distribution, and keep the files of one package in PREFIX/opt/rocm.
 
-usage: tree.py ARCHIVE PREFIX core|libraries|devel COMMIT LICENSES. The archive is removed. Every
-licence text is copied to the folder LICENSES.
+usage: tree.py ARCHIVE PREFIX core|libraries|devel COMMIT LICENSES. The archive is removed.
+COMMIT is the commit of TheRock from which the archive must be built. Every licence text is copied
+to the folder LICENSES.
 
 ELF files are not changed, because patchelf and strip would break libraries whose kernels are in
 .kpack files. RULES assigns each file to exactly one package. The file SHA256SUMS, in the package

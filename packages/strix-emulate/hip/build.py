@@ -58,7 +58,7 @@ def states() -> dict[str, str]:
 
 
 def _per_thread(found: dict[str, str]) -> dict[str, str]:
-    """Return names of entry points that do the same as another one, with the name of that one.
+    """Return the entry points that do the same as another one, each with the name of the other.
 
     Names that end in `_spt` are for programs in which each thread has a default stream of its own.
     This makes no difference here, because no stream waits for another.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compile libstrix-emulate with CC: python -m strix_emulate.native.generate FOLDER.
 
-There is one library for each level of x86-64 processors. library.py loads the one with the highest
-level that the machine supports. The libraries do not depend on Python.
+The libraries are written to FOLDER. There is one library for each level of x86-64 processors.
+library.py loads the one with the highest level that the machine supports. The libraries do not
+depend on Python.
 """
 
 import os

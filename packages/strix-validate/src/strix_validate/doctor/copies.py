@@ -13,7 +13,7 @@ from strix_validate.doctor._verdicts import Fix, fine, need_gpu, warning
 from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
 
-#: GB/s below which a copy is slow. With Linux kernels without the fault, copies from a writable
+#: GB/s below which a copy is slow. If a Linux kernel lacked the fault, copies from a writable
 #: mapping ran at 1.1 to 1.9 GB/s on a gfx1100, and large copies ran at 11 GB/s on a gfx1151 (issues
 #: 6523 and 6530). With a faulty kernel they ran at 0.002 GB/s.
 SLOW = 0.2

@@ -3,10 +3,12 @@
 
     python copy_rate.py LIBAMDHIP64
 
-prints bytes per second as JSON, for each kind of source. A faulty Linux kernel stalls in copies
-from a writable private mapping whose pages have been touched. torch creates such a mapping for a
-checkpoint: https://github.com/ROCm/legacy-rocm-build/issues/6523. Copies from a read-only mapping
-are fast with every kernel.
+prints bytes per second as JSON, for each kind of source. LIBAMDHIP64 is the path of HIP's library.
+
+A faulty Linux kernel stalls in copies from a writable private mapping whose pages have been
+touched. torch creates such a mapping for a checkpoint:
+https://github.com/ROCm/legacy-rocm-build/issues/6523. Copies from a read-only mapping are fast with
+every kernel.
 """
 
 import ctypes

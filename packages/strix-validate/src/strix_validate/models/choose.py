@@ -3,6 +3,8 @@
 
     python -m strix_validate.models.choose SOURCE < CONFIGS.json
 
+SOURCE is vLLM's source folder, and CONFIGS.json is a list of the contents of config.json files.
+
 vLLM builds each model as its server does, but on torch's meta device: every layer chooses its
 backend and its kernel, and the parameters have shapes but no memory. Mocks replace the kernel
 driver and HIP, which the machine lacks; if the source is not built, mocks also replace vLLM's

@@ -84,7 +84,7 @@ def _is_component(value: object) -> bool:
 
 def _count_bytes(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
-    # NAME.fp16.safetensors has the same weights as NAME.safetensors, so that one of them counts
+    # NAME.fp16.safetensors has the same weights as NAME.safetensors, so count only one of them
     plain = [file for file in files if "." not in file.stem]
     return _BFLOAT16 * sum(map(_count_elements, plain or files))
 

@@ -4,6 +4,8 @@
 python -m strix_validate.precompiled.packages flash-attn core FOLDER
 python -m strix_validate.precompiled.packages vllm core FOLDER VLLM_SOURCE
 python -m strix_validate.precompiled.packages triton-packages full FOLDER
+
+The kernels are written to FOLDER. "core" and "full" are names of sets of calls.
 """
 
 import hashlib

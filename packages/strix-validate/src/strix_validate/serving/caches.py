@@ -49,7 +49,7 @@ _SHORT_PROMPT = 1024
 _STEP = 8192
 #: Bytes of a logit in 16 bits and of its log probability in 32 bits.
 _LOGIT_BYTES = 6
-#: Bytes of logits that are assumed to fit into the memory of any server.
+#: Bytes of logits that are assumed to fit into the memory of every server.
 _LOGITS_ROOM = 4 << 30
 #: Maximum tokens of a prompt whose log probabilities fit into an answer.
 _SCORED_TOKENS = 1 << 16
@@ -382,7 +382,7 @@ def _compare_by_prefill(server: Endpoint, answer: Generation) -> float:
 
 
 def _can_score(pages: Pages, context: int) -> bool:
-    """Return whether any server can list the log probabilities of a prompt of `context` tokens.
+    """Return whether every server can list the log probabilities of `context` prompt tokens.
 
     vLLM's first model runner stores the logits of all tokens that it reads in one step.
     """

@@ -190,8 +190,8 @@ MODELS = {
         kind="llama",
         architecture="LlamaForCausalLM",
         config=_LLAMA,
-        why="kernels that are correct only in fp16, which the other checks use; models are "
-        "published in bfloat16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
+        why="kernels that are correct only in fp16. Models are published in bfloat16, but the "
+        "checks of the default model use fp16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
     "w4a16": TinyModel(
         kind="llama",

@@ -118,9 +118,9 @@ _MIN_SPEEDUP = 1.5
 _TIMER_TOLERANCE = 0.05
 #: Milliseconds below which a difference between the two timers is recorded, but not judged. Both
 #: timers overwrite the GPU's cache before a call, and the host launches the call's kernels
-#: meanwhile. If the call is this short, this does not hide all launches, so either timer measures
-#: some launches. torch launches a backward pass from another thread; the launch took up to 0.14 ms
-#: on an H200's host.
+#: meanwhile. For a call this short, this does not hide all launches, so the times of both timers
+#: include some launches. torch launches a backward pass from another thread; the launch took up to
+#: 0.14 ms on an H200's host.
 _LAUNCHES = 0.2
 #: Operations of a pass, relative to a forward pass.
 _DIRECTION_FACTORS = {"forward": 1.0, "backward": 2.5}
