@@ -197,7 +197,9 @@ class User:
         """Return the names of the packages in the lock that are from PyPI."""
         lock = (self.folder / "pixi.lock").read_text()
         files = re.findall(r"pypi: (\S+)", lock)
-        assert all(file.startswith(self.index) for file in files), "a file is from another index"
+        assert all(file.startswith(self.index) for file in files), (
+            "every file must be from the index that replaces PyPI"
+        )
         return {file.split("/")[-1].split("-")[0] for file in files}
 
     def check_torch(self, **environment: str) -> str:
@@ -299,7 +301,7 @@ def test_a_channel_before_and_after_another(
     assert user.check_torch().startswith(imported)
     prepend = f"pixi workspace channel add --no-install --prepend {PUBLISHED}"
     assert "Added" in user.run(prepend)
-    message = "pixi moved the channel to the front; docs/move.md says that it does not"
+    message = "pixi must not move the channel to the front: docs/move.md says that it does not"
     assert user.check_torch().startswith(imported), message
     remove, prepend = list_steps(SECTIONS[FORGE])[-1][1].splitlines()
     user.run(remove)

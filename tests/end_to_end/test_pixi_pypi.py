@@ -331,7 +331,7 @@ def test_each_name_of_ours_on_pypi(pixi: Pixi, index: str, tmp_path: Path, locke
     for name in sorted(HIDDEN):
         user(f"add --pypi {name}", code=None)
         replaced = user.list_pypi_packages() & HIDDEN
-        assert not replaced, f"`pixi add --pypi {name}` locked these from PyPI: {replaced}"
+        assert not replaced, f"`pixi add --pypi {name}` must not lock from PyPI: {replaced}"
         manifest.write_text(before)
         if locked == "before":
             lock.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ def test_build_all_leaves_the_packages(built: Path) -> None:
             file = built / "channel" / row["file"]
             assert (row["sha256"], row["size"]) == (sha256_file(file), file.stat().st_size)
             assert file.name == f"{row['name']}-{row['version']}-{row['build']}.conda"
-    assert "built  " not in forge("build-all", root=built), "the second run built something"
+    assert "built  " not in forge("build-all", root=built), "the second run must build nothing"
 
 
 def test_attention_is_right_and_the_check_can_fail(attention_stack: Path) -> None:

@@ -26,7 +26,9 @@ def published_hub(hosting: Hosting) -> Hub:
     hub = hosting.hub("whole")
     run = Run(hub, "channel.yml")
     results = run.start("push", hosted.CODE)
-    assert results.pop("release") == SKIPPED, "the repository has no variable CHANNEL"
+    assert results.pop("release") == SKIPPED, (
+        "the release must be skipped if the repository has no variable CHANNEL"
+    )
     assert set(results.values()) == {SUCCESS}, "\n".join(run.log)
     stages = [f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES]
     assert hosted.take_executed(hub) == stages, "each stage must run once, in this order"

@@ -104,5 +104,5 @@ def test_a_call_that_fails(
     assert done.code == 1 and os.strerror(code) in done.output, done
     assert "Traceback" not in done.output and "bug in forge" not in done.output
     partial_files = list(project.channel.glob("*/.partial-*"))
-    assert partial_files == [], "a partial package stays in the channel"
+    assert partial_files == [], "no partial package may stay in the channel"
     require_completed(project, before)

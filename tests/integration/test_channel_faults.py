@@ -62,13 +62,13 @@ def test_lost_in_each_part_of_the_chain(hosting: Hosting, published_hub: Hub) ->
         else:
             assert results[job] == FAILURE, run.log
             assert f"{label}: lost at {point}" in run.log
-        assert not hub.stops, "a machine did not reach the point at which it should stop"
+        assert not hub.stops, "each machine must reach the point at which it is to stop"
     results = run.rerun_failed()
     assert results["publish"] == SUCCESS, run.log
     require_chain(hub, published_hub)
     stages = hosted.take_executed(hub)
     assert stages.count("pytorch-prepare") == 1, "a job whose time is up must pass on its cache"
-    assert stages.count("pytorch-install") == 2, "work is repeated if its cache was lost"
+    assert stages.count("pytorch-install") == 2, "work must be repeated if its cache was lost"
 
 
 def require_chain(hub: Hub, published_hub: Hub) -> None:

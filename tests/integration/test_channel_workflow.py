@@ -150,7 +150,9 @@ def test_interrupted_in_each_stage(hosting: Hosting, published_hub: Hub) -> None
     assert any("evicted" in line for line in run.log)
     stages = hosted.take_executed(hub)
     assert {*stages} == {f"{name}-{stage}" for name in hosted.NEEDS for stage in hosted.STAGES}
-    assert stages.count("rocm-sdk-prepare") == 2, "a machine that is lost saves no cache"
+    assert stages.count("rocm-sdk-prepare") == 2, (
+        "a lost machine must save no cache, so that its stages run again"
+    )
     assert stages.count("pytorch-compile") == 1, "a job whose time is up must pass on its cache"
 
 

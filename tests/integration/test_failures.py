@@ -208,7 +208,7 @@ def test_killed_build_is_completed(
         script.write_text(script.read_text().replace("sleep infinity", ":"))
     project.forge("build-all")
     assert {p.split("-")[0] for p in project.packages()} == {"alpha", "beta", "gamma"}
-    assert processes_in(project.root) == [], "a process of the killed build is still running"
+    assert processes_in(project.root) == [], "no process of the killed build may still run"
 
 
 def test_an_index_that_is_not_of_the_packages(project: MiniProject) -> None:
@@ -377,7 +377,7 @@ def test_one_bad_recipe_source_or_patch_fails_alone(project: MiniProject, tmp_pa
     assert "a.patch: it names" in done.stdout
     assert "staging/yota" in done.stdout and "Traceback" not in done.stdout + done.stderr
     assert not list((project.root / "build" / "logs").glob("leaves.log"))
-    assert max(map(len, done.stdout.splitlines())) > 80, "the lines of the table are cut"
+    assert max(map(len, done.stdout.splitlines())) > 80, "the lines of the table must not be cut"
     assert "hostbound_h" in done.stdout.partition("package ")[2]
 
 

@@ -31,7 +31,7 @@ def removed_guard(request: pytest.FixtureRequest, copy: Path) -> Iterator[Guard]
     path = copy / guard.file
     text = path.read_text()
     count = text.count(guard.code)
-    assert count == 1, f"{guard.file} has the guard's code {count} times"
+    assert count == 1, f"{guard.file} must have the guard's code once, not {count} times"
     path.write_text(text.replace(guard.code, guard.replacement))
     yield guard
     path.write_text(text)
@@ -52,7 +52,7 @@ def run_test(copy: Path, test: str) -> subprocess.CompletedProcess[str]:
 def test_a_removed_guard_is_noticed(removed_guard: Guard, copy: Path) -> None:
     test = removed_guard.test
     done = run_test(copy, test)
-    assert done.returncode == 1, f"{test} did not fail:\n{done.stdout}{done.stderr}"
+    assert done.returncode == 1, f"{test} must fail:\n{done.stdout}{done.stderr}"
     assert "1 failed" in done.stdout and "NameError" not in done.stdout, done.stdout
 
 

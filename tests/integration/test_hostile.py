@@ -221,7 +221,9 @@ def test_what_is_run_was_installed_from_this_lock(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(Failed, match="missing"):
         stack.install("default", tmp_path / "cache")
-    assert (stack.prefix("default") / INSTALLED_FROM).exists(), "the failed install changed it"
+    assert (stack.prefix("default") / INSTALLED_FROM).exists(), (
+        "the failed install must not remove this file"
+    )
     for name in MARKS:
         (stack.prefix("default") / name).unlink(missing_ok=True)
     with pytest.raises(ForgeError, match="not installed completely"):

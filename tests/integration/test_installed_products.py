@@ -45,7 +45,9 @@ def clone(tmp_path: Path, host_base: None) -> Path:
 def test_what_pip_leaves_is_no_part_of_the_tree(clone: Path) -> None:
     """The tests ignore the folders named `build` that pip leaves in the clone."""
     for name in PRODUCTS:
-        assert list((clone / "packages" / name / "build").rglob("*.py")), "pip left no files"
+        assert list((clone / "packages" / name / "build").rglob("*.py")), (
+            "pip must have left files here, or the test shows nothing"
+        )
     tests = [f"tests/unit/{name}" for name in TESTS]
     command = [sys.executable, "src/forge", "test", "-q", "-n0", "-p", "no:cacheprovider", *tests]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

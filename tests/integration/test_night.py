@@ -195,8 +195,10 @@ def test_a_night_that_is_killed_seven_times(owner: Owner) -> None:
     assert '"passed": 7' in files["night/evidence/one/record.json"]
     published = {path.name.split("-1.0")[0] for path in owner.output.glob("channel/*/*.conda")}
     assert published == {"alpha", "beta", "strix-validate"}
-    assert len(list(owner.marks.glob("*.done"))) == 3, "a script did not kill tools/night.py"
-    assert owner.requests.count("/alpha-1.0.tar.gz") == 1, "a source was fetched twice"
+    assert len(list(owner.marks.glob("*.done"))) == 3, (
+        "each of the three scripts must kill tools/night.py"
+    )
+    assert owner.requests.count("/alpha-1.0.tar.gz") == 1, "the source must be fetched only once"
 
     (owner.root / "recipes/broken/mended").touch()
     done = owner.run_night()

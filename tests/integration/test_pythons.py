@@ -76,7 +76,9 @@ def test_each_python_has_its_own_files(tmp_path: Path) -> None:
         ("top", "py312_0"): ["share/3.12/file"],
         ("top", "py313_0"): ["share/3.13/file"],
     }
-    assert list(output.glob("bld/*/work/conda_build.log")), "the driver reads this log"
+    assert list(output.glob("bld/*/work/conda_build.log")), (
+        "the log must stay, because the driver reads it"
+    )
     assert list(output.rglob("object.o")) == []
     assert list(output.glob("bld/*/host_env*")) == []
 

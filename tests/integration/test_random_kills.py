@@ -179,9 +179,11 @@ class Case:
         for path in root.glob("build/staging/*/*"):
             if path.name.startswith("whole-") or path.name == "stopped.json":
                 unknown = {name for name in unknown if not name.startswith("build/staging/")}
-        assert unknown == set(), "the killed command left these paths behind"
+        assert unknown == set(), "the killed command must leave none of these paths behind"
         missing = (self.before.paths & self.after.paths) - now.paths
-        assert all("/.pixi/envs/" in name for name in missing), "the killed command lost files"
+        assert all("/.pixi/envs/" in name for name in missing), (
+            "the killed command must lose no other files"
+        )
         patterns = ("channel/*/*.conda", "public/*/*.conda")
         packages = read_files(self.template, *patterns)
         assert read_files(root, *patterns).items() >= packages.items()

@@ -101,13 +101,17 @@ def test_an_archive_in_therocks_layout(small_debian: Path, tmp_path: Path) -> No
     therock.make(tree, checkout.COMMIT, "10.0.0")
     assert (tree / "lib/libamdhip64.so.7").readlink() == Path("libamdhip64.so.7.2")
     assert therock.read_needed(tree / "lib/libhipsolver.so.1.0") >= {"libcholmod.so.5"}
-    assert (tree / "lib/rocm_sysdeps/lib/libz.so.1").is_file(), "a needed library is missing"
+    assert (tree / "lib/rocm_sysdeps/lib/libz.so.1").is_file(), (
+        "a library that another one requires must be in the tree"
+    )
     assert (tree / "lib/llvm/amdgcn/bitcode/ocml.bc").is_file()
     assert (tree / "llvm/bin/clang").exists()
     assert [p.name for p in tree.glob("lib/rocblas/*/library/*")] == ["Kernels_gfx1151.hsaco"]
     assert (tree / "lib/llvm/lib/clang/22/include/stddef.h").is_file()
     assert [p for p in tree.rglob("*") if p.is_symlink() and not p.exists()] == []
-    assert not (tree / "lib/clang").exists(), "links in this folder would be dangling"
+    assert not (tree / "lib/clang").exists(), (
+        "the tree must not have this folder, in which links would be dangling"
+    )
     assert (tree / "share/doc/hipcc/LICENSE.txt").read_text() == "MIT"
     assert not (tree / "share/man").exists()
     text = (tree / "lib/cmake/hip/hip-targets.cmake").read_text()
@@ -485,7 +489,7 @@ extern "C" void* table() { return new at::Kernel(); }
 def test_what_was_left_out_of_a_thin_torch_throws(
     name: str, loads: bool, launcher: Path, tmp_path: Path
 ) -> None:
-    """If torch's libraries of kernels lack functions, the link adds functions that throw.
+    """If torch's libraries of kernels lack functions, the launcher adds functions that throw.
 
     Another library that lacks functions must not load.
     """

@@ -103,7 +103,9 @@ def test_lock_and_install_through_a_web_server(url: str, tmp_path: Path) -> None
         shutil.rmtree(cache, ignore_errors=True)
         shutil.rmtree(copy / ".pixi", ignore_errors=True)
         project.forge("install", "app", RATTLER_CACHE_DIR=str(cache))
-        assert len(list(cache.glob("pkgs/*-1.0-h1234567_0*"))) >= 3, "the cache was not used"
+        assert len(list(cache.glob("pkgs/*-1.0-h1234567_0*"))) >= 3, (
+            "the packages must be in the cache"
+        )
         digests.append(digest_tree(copy / ".pixi/envs/default", copy))
     assert digests[0] == digests[1]
     (copy / ".pixi/envs/default/share/beta").write_text("changed")
@@ -124,7 +126,7 @@ def test_every_flipped_byte_is_found(url: str, channel: Path, tmp_path: Path) ->
     good.lock()
 
     def install(fault: tuple[Path, int]) -> tuple[str, str]:
-        """Run an install that must fail for a fault; return the package's URL and the message."""
+        """Run an install that the fault must stop; return the package's URL and the message."""
         file, position = fault
         flipped_url = f"{url}/flip/{position}/{file.name}"
         stack = workspace(tmp_path / file.stem / str(position), flipped_url)
@@ -153,7 +155,9 @@ def test_a_download_that_breaks_in_the_middle_is_repeated(url: str, tmp_path: Pa
     stack.lock()
     with pytest.raises(NotAttempted, match=r"cut/3/noarch/.*cannot be read"):
         stack.install("default", stack.folder / "cache")
-    assert {2, 3} <= set(DamagingHandler.breaks.values()), "the server interrupted no downloads"
+    assert {2, 3} <= set(DamagingHandler.breaks.values()), (
+        "the server must interrupt one download twice and another three times"
+    )
 
 
 def test_a_good_copy_in_the_cache_is_used(url: str, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_lock_install_run(app: MiniProject) -> None:
     done = app.forge("lock", "app")
     assert "left out never-built" in done.stdout
     lock = app.root / "stacks/app/pixi.lock"
-    assert not lock.exists(), "a host-bound lock is in the folder that pixi reads"
+    assert not lock.exists(), "no host-bound lock may be in the folder that pixi reads"
     done = app.forge("install", "app")
     assert "left out never-built: the channel lacks it (forge build never-built" in done.stdout
     app.forge("install", "app", "-e", "more")
@@ -168,7 +168,7 @@ def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> N
         app.forge(*words, code=7, PATH=path, FORGE_NO_PIXI="")
         command, option, manifest, *options = words_file.read_text().splitlines()
         assert [command, *options] == expected and option == "--manifest-path"
-        message = "only `lock` works in another folder, so that a kill leaves the old lock"
+        message = "only `lock` must work in another folder, so that a kill leaves the old lock"
         assert (manifest == str(copy)) == (command != "lock"), message
     text = copy.read_text()
     assert PUBLISHED not in text and app.channel.as_uri() in text and "never-built" not in text

@@ -263,7 +263,7 @@ class Place:
         """Run a command as a user who installs the published packages, and return its exit code.
 
         The user has a home folder of their own. The URLs of the public channels lead to the
-        channels of this rehearsal, and an override makes the machine look as if it had the GPU. The
+        channels of this rehearsal. An override makes the machine look as if it had the GPU. The
         command `forge` runs the copy's driver on the stacks in the home folder.
 
         Raises:

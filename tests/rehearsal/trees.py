@@ -13,11 +13,11 @@ MULTIARCH = "usr/lib/x86_64-linux-gnu"
 # Patterns of paths, with targets. A file goes to the target of the first pattern that matches its
 # whole path. If the target is None, the file is left out.
 Moves = Sequence[tuple[str, str | None]]
-# Matches four steps from a CMake file up to the prefix. The tree has no folder for Debian's triple,
-# so three steps are left.
+# Matches code of a CMake file that goes up four folders, to the prefix. In the tree, the code must
+# go up only three folders, because the tree has no folder for Debian's triple.
 FOUR_STEPS = re.compile(r'(get_filename_component\((\w+) "\$\{\2\}" PATH\)\n)\1{3}')
-# Matches four steps up that are written as a path. hip-lang has five steps, because its path begins
-# at the file and not at the file's folder.
+# Matches a path with `../` four times. In hip-lang's file it has `../` five times, because the path
+# begins at the file and not at the file's folder.
 FOUR_UP = re.compile(r"\.\./(?:\.\./){3}")
 # Matches a comparison in a CMake file with the original prefix, which is /usr.
 ORIGINAL = re.compile(r"get_filename_component\(_realCurr .*?unset\(_realCurr\)\n", re.DOTALL)

@@ -37,7 +37,7 @@ def check(channel: Path) -> None:
 
 
 def find_faults(package: Package, recipe: dict[str, Any], files: set[str]) -> list[str]:
-    """Return the faults of a package, whose files without those of its tests are `files`."""
+    """Return the faults of a package. `files` are its files, without those of its tests."""
     build = recipe.get("build", {})
     faults = []
     has_script = (

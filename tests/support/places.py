@@ -104,11 +104,11 @@ LET_THROUGH = {
     "record, two packages",
     "link CACHEDIR.TAG",
 }
-# The case in which pixi writes outside of the prefix and rattler does not, because the link is in
-# the place of the file conda-meta/history, which only pixi writes.
+# The case in which only pixi, and not rattler, writes outside of the prefix. The link is in the
+# place of the file conda-meta/history, which only pixi writes.
 PIXIS = {"link history"}
-# The cases in which rattler may or may not write outside of the prefix, because that depends on the
-# order in which it links the files, and the order varies.
+# The cases in which rattler writes outside of the prefix in some runs and not in others. This
+# depends on the order in which rattler links the files, and the order varies.
 BY_ORDER = {
     name
     for name in CASES

@@ -30,7 +30,7 @@ REFUSED = {
     "xformers": ("numpy", "torch==2.99.0"),
     "unsloth": ("torch<3,>=2.4.0", "torchvision", "xformers", "triton>=3.0.0"),
 }
-ALWAYS = ("timm", "open-clip-torch")  # Each release of these requires torchvision.
+ALWAYS = ("timm", "open-clip-torch")  # Each of their releases requires torchvision.
 NEW, OLD = "1.0", "0.0.1"
 
 

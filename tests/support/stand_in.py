@@ -171,7 +171,10 @@ def _make_packages(base: dict[str, dict[str, Any]], lists: list[Path]) -> None:
 
 
 def _unmarked(file: Path) -> Path:
-    """Copy a package of the host base to PACKAGES without HOST_BOUND in its build string, once."""
+    """Copy a package of the host base to PACKAGES, unless the copy exists.
+
+    The copy's build string does not begin with HOST_BOUND.
+    """
     name, version, build = file.stem.rsplit("-", 2)
     build = build.removeprefix(HOST_BOUND)
     target = PACKAGES / f"{name}-{version}-{build}.conda"
@@ -196,7 +199,10 @@ def _repacked(file: Path, target: Path, build: str) -> Path:
 
 
 def _renamed(record: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return the record of a package, changed to that of the copy that `_unmarked` made of it."""
+    """Return the record of `file`, the copy that `_unmarked` made of a package.
+
+    `record` is the record of the package.
+    """
     changes = {
         "build": file.stem.rsplit("-", 1)[1],
         "size": file.stat().st_size,

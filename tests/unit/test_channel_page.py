@@ -80,7 +80,7 @@ def test_figures_are_the_indexs(target: Path) -> None:
     assert entry["date"] in text
     assert "gives &lt;wrong&gt; numbers" in text
     assert text.count("other builds: executed under emulation") == 1, (
-        "only one package has evidence of another build"
+        "the page must say this only of the package that has evidence of another build"
     )
     assert "not run on gfx1151" in text
     assert "by hand" not in text

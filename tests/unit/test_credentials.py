@@ -187,7 +187,7 @@ def test_the_rule_itself(url: str) -> None:
         for shown in (str(ForgeError(text)), one_line(text), redact(text)):
             assert SECRET not in shown
             assert "127.0.0.1:9" in shown
-    assert SECRET in url, "the test is useless for a URL without the secret"
+    assert SECRET in url, "the URL must have the secret, or the test shows nothing"
 
 
 def test_what_is_no_credential_stays() -> None:

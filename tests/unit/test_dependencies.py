@@ -34,7 +34,7 @@ def declared() -> dict[str, Requirement]:
 
 
 def test_pixi_gets_the_dependencies_of_pyproject() -> None:
-    """insert_dependencies replaces the lines from each marker to the next empty line, and no other.
+    """insert_dependencies replaces only the lines from each marker to the next empty line.
 
     Names of packages on PyPI become conda-forge's names.
     """

@@ -156,7 +156,7 @@ def test_numbers_of_tests_in_a_note(tests: Any, count: int | None, tmp_path: Pat
 
 @pytest.mark.parametrize("part", ["x", "a:", "a:/", "'a:", ";key"])
 def test_a_message_does_not_repeat_long_names(part: str) -> None:
-    """A long name is shortened. The search for credentials in it does not take minutes either."""
+    """A long name is shortened, and the search for credentials in it does not take minutes."""
     message = str(ForgeError(f"no recipe {part * 20_000}; there are: alpha"))
     assert len(message) < 400
     assert message.startswith(f"no recipe {part}")
@@ -201,7 +201,7 @@ def test_an_address_that_is_none_is_one_message(
     with pytest.raises(ForgeError, match="look at its repodata.json") as raised:
         edited(channel, tmp_path, base_url="http://[::1").lock()
     assert len(str(raised.value)) < 400
-    assert len(capfd.readouterr().err) < 2000, "there is a stack trace"
+    assert len(capfd.readouterr().err) < 2000, "no stack trace may be printed"
 
 
 def test_an_empty_requirement_in_a_lock(channel: Path, tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_a_record_that_rattler_does_not_see_fail(world: World) -> None:
 
 # By default, only one in five kills is tried. With FORGE_KILLS, all kills are tried.
 STEP = 1 if os.environ.get("FORGE_KILLS") else 5
-# The command, and the number of the call at which the driver is killed. Calls that change a file
-# count: publish has about 600 of them, install 150 and lock 28.
+# The command, and the number of the call at which the driver is killed. Only calls that change a
+# file are counted: publish has about 600 of these calls, install 150 and lock 28.
 KILLS = [("publish", number) for number in range(20, 600, 39)[::STEP]]
 KILLS += [("install", number) for number in range(4, 124, 8)[::STEP]]
 KILLS += [("lock", number) for number in range(1, 28, 3)[::STEP]]
@@ -152,4 +152,6 @@ def test_a_kill_of_pixi(kill: str, world: World) -> None:
     if command == "install":
         world.require_whole()
     world.require_done(command, FAULT="", **variables)
-    assert lock.read_text().count("conda: ") == 4, "two packages, each named twice"
+    assert lock.read_text().count("conda: ") == 4, (
+        "the lock must name each of the two packages twice"
+    )

@@ -138,7 +138,7 @@ class Hostile:
             with pytest.raises(ForgeError):
                 self.cache.add(self.repository, [self.source])
             assert not self.cache.path(self.source).exists()
-        assert not self.canary.exists(), "a command of the repository ran"
+        assert not self.canary.exists(), "no program of the repository may run"
 
 
 def run_git(folder: Path, *words: str) -> str:

@@ -96,7 +96,7 @@ def test_a_change_of_one_copy_is_seen(project: Path, name: str) -> None:
         assert name in find_stale(project)
         done = CliRunner(env={"FORGE_ROOT": str(project)}).invoke(app, ["generate", "--check"])
         assert done.exit_code == 1 and f"{name} is not what forge generate writes" in done.output
-        assert file.read_text() == text.replace(old, new), "--check writes nothing"
+        assert file.read_text() == text.replace(old, new), "--check must write nothing"
         for path, new in generated.find_outdated(Project.at(project)):
             path.write_text(new)
         assert file.read_text() == text and find_stale(project) == []
@@ -137,9 +137,10 @@ def test_several_stacks_keep_their_tables() -> None:
 
 
 def test_versions_of_our_packages_are_replaced() -> None:
-    """A version of our package in a manifest becomes the recipe's, with as many parts as before.
+    """In a manifest, the recipe's version replaces the old version of our package.
 
-    Lines without such a version are not changed.
+    It is cut to the number of parts of the old version. Lines without a version of our package are
+    not changed.
     """
     recipe = SimpleNamespace(output_names=["alpha", "libalpha"], version="2.14.1.post3")
     unchanged = 'beta = "1.2.*"\nalpha = "*"\nalpha = ">=1.2"\nmy-alpha = "1.2.*"\n'

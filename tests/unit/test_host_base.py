@@ -178,7 +178,9 @@ def test_unpack_wheel(tmp_path: Path) -> None:
     assert (prefix / "share/demo.txt").read_text() == "data\n"
     assert list(prefix.glob("include/**/demo.h"))
     modules = prefix / "lib" / f"python{PYTHON}" / "site-packages"
-    assert [file.parts[-3] for file in modules.rglob("*.pyc")] == ["demo"], "tests are not compiled"
+    assert [file.parts[-3] for file in modules.rglob("*.pyc")] == ["demo"], (
+        "the wheel's tests must not be compiled"
+    )
     assert (modules / "demo-1.0.dist-info/INSTALLER").read_text() == "conda"
 
     moved = tmp_path / "else where"
@@ -256,7 +258,9 @@ def test_two_checkouts_that_share_a_host_base(
     with hold(machine.folder, "making the host base in"):
         second = threading.Thread(target=machine.make, args=(say, None))
         second.start()
-        assert is_waiting.wait(300), "the second does not notice the first"
+        assert is_waiting.wait(300), (
+            "the second caller must notice that the first one makes the base"
+        )
         machine._write_sealed("base.json", packages={})
     second.join(300)
     assert not second.is_alive()
@@ -280,10 +284,10 @@ def test_an_interrupted_host_base_is_made_by_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(hostbase.subprocess, "getoutput", lambda _: "15")
         next_maker = HostBaseMaker(machine.project, machine.base)
-        assert not next_maker.is_current(), "another compiler is another base"
+        assert not next_maker.is_current(), "with another compiler, the base must not be current"
     (machine.recipe / "requirements.in").write_text("torch==${pytorch}\n")
     next_maker = HostBaseMaker(machine.project, machine.base)
-    assert not next_maker.is_current(), "other requirements are another base"
+    assert not next_maker.is_current(), "with other requirements, the base must not be current"
 
 
 def test_only_the_code_that_makes_packages_names_them() -> None:
@@ -347,7 +351,9 @@ def small(machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch) -> HostBaseMa
     monkeypatch.setattr(HostBaseMaker, "_build_recipe", build)
     pin(machine)
     machine.make(lambda _: None, None)
-    assert HostBaseMaker(machine.project, machine.base).is_current(), "the next command can use it"
+    assert HostBaseMaker(machine.project, machine.base).is_current(), (
+        "the next command must be able to use the base"
+    )
     return machine
 
 
@@ -417,7 +423,7 @@ def test_wheels_become_packages(machine: HostBaseMaker, monkeypatch: pytest.Monk
     LocalChannel(machine.folder).index()
     for name, record in json.loads(index.read_bytes())["packages.conda"].items():
         assert written[name].items() <= record.items(), (
-            "rattler reads something else in the package"
+            "our record must agree with the one that rattler reads from the package"
         )
         assert {"depends", "sha256", "size"} <= written[name].keys()
     assert not machine.output.exists()

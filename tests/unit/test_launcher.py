@@ -129,7 +129,9 @@ def test_where_pixi_cannot_make_its_environment(pixi: dict[str, str], tmp_path: 
     *_, reason, last = done.stderr.splitlines()
     assert reason.endswith("without pixi, as with FORGE_NO_PIXI=1: failed to fetch a package")
     assert done.returncode == 2
-    assert "CPython 3.11" in last, "there is no Python here; test_pixi_root.py has one"
+    assert "CPython 3.11" in last, (
+        "without a Python, the last line must name the one that is required"
+    )
 
 
 @pytest.fixture

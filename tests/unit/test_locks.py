@@ -291,7 +291,9 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     # The activation scripts of packages set variables, so that a copied manifest cannot lack them.
     assert not re.search(r"activation|\benv\b", manifest.read_text())
     assert len((manifest.parent / "README.md").read_text().splitlines()) <= 36
-    assert not (manifest.parent / "pixi.lock").exists(), "nothing is published yet"
+    assert not (manifest.parent / "pixi.lock").exists(), (
+        "no stack may have a lock before packages are published"
+    )
 
 
 def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None:
@@ -396,7 +398,9 @@ def test_tasks_of_a_stack_exist(manifest: Path) -> None:
     tasks = tomllib.loads(manifest.read_text())["feature"][manifest.parent.name]["tasks"]
     assert {"doctor", "check", "bench"} <= set(tasks)
     for task in tasks.values():
-        assert set(task) == {"cmd", "description"}, "a task with args refuses a program's own flags"
+        assert set(task) == {"cmd", "description"}, (
+            "a task must have no args: with args, it would refuse a program's own flags"
+        )
         program, command = task["cmd"].split()[:2]
         assert task["description"]
         assert program in ("strix-validate", "strix-emulate", "vllm", "python")

@@ -105,7 +105,10 @@ def test_what_a_killed_check_of_patches_left_goes(archive: Path, tmp_path: Path)
 def test_what_is_there_is_not_unpacked_again(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package in the cache is not unpacked again, which could take gigabytes for each test."""
+    """A package in the cache is not unpacked again.
+
+    To unpack it again could take gigabytes for each test.
+    """
     cache.offer(archive)
     monkeypatch.setattr(cache, "unpack", lambda *_: pytest.fail("unpacked"))
     cache.offer(archive)

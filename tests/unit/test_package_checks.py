@@ -304,7 +304,9 @@ def test_an_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_package_tests_ask_kfd(program: str) -> None:
     text = (RECIPES / f"{program}.py").read_text()
     assert "reason = find_skip_reason()" in text
-    assert "conv2d" not in text, "an open bug of MIOpen would fail the test after hours of building"
+    assert "conv2d" not in text, (
+        "the test must not use conv2d: an open bug of MIOpen would fail it after hours of building"
+    )
 
 
 @pytest.mark.parametrize("recipe", ["bitsandbytes", "pytorch", "torchaudio", "torchvision", "vllm"])

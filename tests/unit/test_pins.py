@@ -21,10 +21,11 @@ from support.project import CHECKOUT
 
 VARIANTS = CHECKOUT / "recipes/bases/conda-forge/variants.yaml"
 PINS: dict[str, list[str]] = yaml.safe_load(VARIANTS.read_text())
-# Keys that conda-forge does not have, or whose value names a package that no package has to
-# require.
+# Keys that are not compared. conda-forge does not have the key, or a build with its value adds no
+# requirement to a package.
 OURS = {"python_min", "pytorch_build", "sources_from", "c_compiler", "cxx_compiler", "c_stdlib"}
-# By the key of a pin, the package that run_exports name, if its name is not the key.
+# By the key of a pin: the package that run_exports add as a requirement, if it has another name
+# than the key.
 EXPORTED = {
     "python": "python_abi",
     "liblzma_devel": "liblzma",
@@ -83,7 +84,7 @@ def find_outdated_pins(
     """Find the pins with which almost no recent record was built.
 
     Returns:
-        For each such pin, as `KEY VALUE`, the requirements that recent records have on its package.
+        For each such pin, as `KEY VALUE`: the requirements of recent records for its package.
     """
     start = max(data.get("timestamp", 0) for data in records) - DAYS * 86_400_000
     requirements: dict[str, Counter[str]] = {}

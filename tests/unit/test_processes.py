@@ -73,7 +73,7 @@ def test_what_a_script_leaves_behind(script: str) -> None:
     try:
         holders = find_output_holders(job.pid)
         while not holders:
-            assert job.poll() is None, "the process was not found"
+            assert job.poll() is None, "the process must be found before the job ends"
             time.sleep(0.05)
             holders = find_output_holders(job.pid)
         (process,) = holders
@@ -206,7 +206,8 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
     staging = b"+ make\n"
     first = b"+ one\n"
     second = b"+ two\n"
-    # Cases: what the job does, and the content of the log, when the follower reads the log.
+    # Moments at which the follower may read: before the copy of the staging's log exists, or after,
+    # and the content of the script's own log.
     moments = [("script", b""), ("script", staging)]
     moments += [("copy", b""), ("copy", b""), ("copy", staging[:3]), ("copy", staging + first)]
     moments += [("copy", b""), ("copy", staging + second)]

@@ -114,7 +114,9 @@ def test_gate(case: str, source: Source, target: Path) -> None:
     assert message in str(error.value)
     assert "bad-1.0" in str(error.value)
     if case in ("host-bound", "rehearsed"):
-        assert "licence" not in str(error.value), "the package is never published"
+        assert "licence" not in str(error.value), (
+            "the message must ask for no licence, because the package is never published"
+        )
     assert "good-1.0" not in str(error.value)
     assert not list(target.glob("*/*"))
 
@@ -630,7 +632,7 @@ def test_killed_at_every_step(source: Source, target: Path) -> None:
         if number % 4 == 3:
             channel.publish(source)
             require_whole(target)
-    assert 15 < number < 50, "a publication and a withdrawal have about twenty renames"
+    assert 15 < number < 50, "a publication and a withdrawal must have about twenty renames"
     channel.publish(source)
     require_whole(target)
     assert not [*target.glob(".forge-*")]
@@ -647,7 +649,7 @@ def test_first_publish_killed(number: int, source: Source, target: Path) -> None
     source.make("alpha")
     with kill_before(number):
         PublishedChannel(target).publish(source)
-        pytest.fail("it was not killed")
+        pytest.fail("the publication was not killed")
     assert PublishedChannel(target).publish(source) in ([], [f"noarch/alpha-1.0-{BUILD}.conda"])
     require_whole(target)
 

@@ -48,7 +48,7 @@ def test_renders(either: RecipeSet, name: str) -> None:
         data = output["recipe"]
         assert data["about"]["license"]
         assert data["about"]["license_file"]
-        assert data["tests"], "the package has no test"
+        assert data["tests"], "the package must have a test"
         assert CONTENT_HASH.search(data["build"]["string"])
         assert data["build"]["string"].startswith(either.base.base_tag)
     for source in list_sources(recipe):
@@ -70,7 +70,7 @@ def test_what_inherits_nothing_is_not_called_as_the_recipe(name: str) -> None:
 
 # CPU hours of the packages that only tests need: the emulator, the validator, Triton.
 TOOLS = 0.2
-# Packages whose tests need any torch on a CPU: ours, conda-forge's or PyPI's.
+# Packages whose tests need a torch on a CPU. This may be our torch, conda-forge's or PyPI's.
 ANY_TORCH = {"strix-validate"}
 
 
@@ -89,7 +89,7 @@ def test_a_package_is_not_tested_with_what_costs_more(either: RecipeSet) -> None
         limit = max(TOOLS, sum(hours[each] for each in built))
         only_tested = either.dependencies({name}) - built
         expensive = {each for each in only_tested if hours[each] > limit}
-        assert not expensive, f"{name} is tested with {expensive}"
+        assert not expensive, f"{name} must not be tested with {expensive}"
 
 
 @pytest.mark.parametrize("changed", ["triton", "flash-attn", "amd-aiter", "strix-validate"])
@@ -226,7 +226,7 @@ def test_variants_have_reasons() -> None:
     keys = [index for index, line in enumerate(lines) if re.match(r"\w+:", line)]
     assert keys
     for index in keys:
-        assert lines[index - 1].startswith("# "), f"{lines[index]} has no reason above it"
+        assert lines[index - 1].startswith("# "), f"{lines[index]} must have a reason above it"
 
 
 def test_packages_name_sources_that_others_can_fetch(recipes: RecipeSet) -> None:
@@ -338,7 +338,7 @@ def test_what_pypi_has_is_named(either: RecipeSet) -> None:
     assert names.keys() <= {*either.owner, *either.absent}
     for recipe in either.recipes.values():
         on_pypi = {purl.name for purl in parse_purls(recipe) if purl.type == "pypi"}
-        assert on_pypi <= {*names.values()}, f"{recipe.name}: extra.pypi lacks a name"
+        assert on_pypi <= {*names.values()}, f"{recipe.name}: extra.pypi must have each name"
 
 
 def test_doctor_comes_with_few_packages(tmp_path: Path) -> None:

@@ -124,9 +124,9 @@ def test_another_server_gets_no_key(
     servers: Web,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither the other server nor the first one, after a redirect back, gets the key.
+    """No request after a redirect to another server has the key.
 
-    The other server has another port on the same host.
+    The other server has another port on the same host, and redirects back to the first server.
     """
     servers.redirects = {
         "/repos/start": (code, f"{servers.urls[1]}/there"),

@@ -86,4 +86,4 @@ def test_a_value_of_another_project_is_not_set() -> None:
     assert "MIOPEN_DEBUG" not in texts
     table = (CHECKOUT / "docs/rocm.md").read_text()
     for name in re.findall(r"^_rocm_sdk_default (\w+)", texts, flags=re.M):
-        assert f"| `{name}" in table, f"{name} is not in docs/rocm.md"
+        assert f"| `{name}" in table, f"docs/rocm.md must have {name}"

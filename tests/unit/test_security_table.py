@@ -48,7 +48,7 @@ def find_missing_tests(cell: str, tests: dict[str, str]) -> list[str]:
 def test_each_promise_names_its_tests(row: list[str]) -> None:
     assert len(row) == 3 and row[1]
     assert find_missing_tests(row[2], TESTS) == []
-    assert re.sub(NAMED, "", row[2]).strip(" ,") == "", "the cell has something that is no test"
+    assert re.sub(NAMED, "", row[2]).strip(" ,") == "", "the cell must have only names of tests"
 
 
 def test_each_named_test_guards_something() -> None:

@@ -53,7 +53,9 @@ def test_a_stack_has_no_ballast(contents: tuple[str, list[RepoDataRecord]]) -> N
     _, records = contents
     assert not find_unneeded(records)
     (blas,) = [record for record in records if record.name.normalized == "libopenblas"]
-    assert str(blas.build).startswith("openmp"), "any other build hangs in a process with OpenMP"
+    assert str(blas.build).startswith("openmp"), (
+        "the build must use OpenMP: any other one hangs in a process with OpenMP"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,9 @@ def test_a_traceback_is_no_outcome() -> None:
     tally = Tally("json", lambda *_: None)
     with pytest.raises(ValueError) as raised:
         tally.give(lambda: json.loads("{"), bool, "{")
-    assert f"FORGE_SEED={SEED}" in raised.value.__notes__[0], "a user needs the seed to repeat it"
+    assert f"FORGE_SEED={SEED}" in raised.value.__notes__[0], (
+        "the note must have the seed, with which a user repeats the run"
+    )
 
 
 def test_wrong_content_and_endless_messages_are_found() -> None:

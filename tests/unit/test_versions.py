@@ -198,7 +198,7 @@ def test_exit_codes(world: World) -> None:
 
 
 def test_a_release_of_which_one_file_is_yanked(world: World) -> None:
-    """A release is not yanked if only some of its files are: a recipe may name the others."""
+    """A release of which only some files are yanked counts: a recipe may name the other files."""
     for tag, attributes in (("cp311", ""), ("cp312", 'data-yanked="broken"')):
         world.release(f"wheels-2.0-{tag}-{tag}-any.whl", attributes=attributes)
     assert world.rows()["wheels"].newest == "2.0"
@@ -257,7 +257,9 @@ def test_every_file_is_reported_in_one_run(world: World) -> None:
         assert f"has sha256 {sha256(world, f'wheels-2.0-{tag}-{tag}-any.whl')}" in done.output
     (world.hosts / "files" / "wheels-2.0-cp312-cp312-any.whl").unlink()
     done = world.forge("sources", "fetch", "wheels", "--every")
-    assert done.exit_code == 1, "a refused file matters more than an unreachable one"
+    assert done.exit_code == 1, (
+        "a refused file, and not an unreachable one, must decide the exit code"
+    )
     assert "cannot be fetched" in done.output
     assert world.forge("sources", "fetch", "wheels").output.count("wheels: ") == 1
 

@@ -163,7 +163,7 @@ def test_outputs_make_a_matrix(repository: Repository) -> None:
         f"b: {{{BASE}, needs: a, strategy: {{fail-fast: false, matrix: {matrix}}}, {step}}}\n"
     )
     assert read_results(repository.run(jobs)) == {"a": SUCCESS, "b": FAILURE}
-    assert repository.step_count == 3, "the other jobs run although one fails"
+    assert repository.step_count == 3, "the other jobs must run although one fails"
     repository.run(jobs.replace("fail-fast: false, ", ""))
     assert repository.step_count == 5
 

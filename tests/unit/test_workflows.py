@@ -249,7 +249,7 @@ def test_a_job_ends_in_time_and_saves_what_it_has() -> None:
     GitHub cancels a job that exceeds its time, and the steps that would save results do not run.
     """
     job = load(GITHUB / "workflows/build.yml")["jobs"]["build"]
-    assert job["timeout-minutes"] == 360, "GitHub's runners end a job after six hours"
+    assert job["timeout-minutes"] == 360, "the limit must be that of GitHub's runners: six hours"
     steps = job["steps"]
     (build,) = [step for step in steps if step.get("id") == "build"]
     (line,) = [line for line in build["run"].splitlines() if line.startswith("./forge build")]
@@ -269,7 +269,7 @@ def test_a_job_ends_in_time_and_saves_what_it_has() -> None:
     assert save["with"] == {key: restore["with"][key] for key in ("path", "key")}
     assert save["with"]["key"].startswith(restore["with"]["restore-keys"])
     assert restore["with"]["restore-keys"].endswith("/"), (
-        "without the slash, triton would use the cache of triton-packages"
+        "the key must end with a slash, or triton would use the cache of triton-packages"
     )
 
 
@@ -311,7 +311,7 @@ def make_rows(recipes: RecipeSet) -> list[dict[str, Any]]:
 
 
 def read_names(job: str, value: str) -> list[str]:
-    """Return the recipes of a job. A layer has a JSON list, another job has words."""
+    """Return the recipes of a job. A layer has them as a JSON list, any other job as words."""
     if job.startswith("layer"):
         return json.loads(value)
     return value.split()
@@ -381,7 +381,7 @@ def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
     digests = [number for number, line in enumerate(gpu) if line.startswith("sha256sum ")]
     checks = [number for number, line in enumerate(gpu) if line.startswith("pixi run ")]
     assert digests
-    assert max(checks) < min(digests), "the list of files is written after all checks"
+    assert max(checks) < min(digests), "the list of files must be written after all checks"
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Measure how much faster C is than numpy, and all cores are than one core.
+"""Measure how much faster C is than numpy, and how much faster all cores are than one core.
 
 usage: python benchmark.py [KEYS]
        python benchmark.py programs
 
 The kernel is the attention of the fixtures: causal, head dimension 64, in blocks of 64 queries and
-32 keys. It has one head for the comparison of C with numpy, and eight heads for that of cores. With
-the argument `programs`, eight small programs and an empty launch are measured in C alone. The
-benchmark needs clang-22 and lld-22.
+32 keys. It has one head for the comparison of C with numpy, and eight heads for the comparison of
+all cores with one core. With the argument `programs`, eight small programs and an empty launch are
+measured in C alone. The benchmark needs clang-22 and lld-22.
 """
 
 import os

@@ -63,7 +63,7 @@ def memory() -> dict:
     results["copy between allocations"] = call(
         "hipMemcpy", offset_pointer(p, 1004), host, c_size_t(4), TO_DEVICE
     )
-    results["copy to the host as to the device"] = call(
+    results["copy to the host as if to the device"] = call(
         "hipMemcpy", host, p, c_size_t(4), TO_DEVICE
     )
     results["fill past the end"] = call("hipMemset", offset_pointer(p, 999), 0, c_size_t(2))

@@ -142,8 +142,8 @@ def attention_case(
     """Return q, k and v for the attention fixture, with the result and logsumexp in float64.
 
     With `peaked`, each query has one key whose logit exceeds all others by more than float16 can
-    hold, so that a maximum that misses this key overflows. The key's position differs between
-    queries.
+    hold. A maximum that misses this key leads to an overflow. The key's position differs
+    between queries.
     """
     rng = np.random.default_rng(seed)
     q, k, v = rng.standard_normal((3, heads, size, 32))

@@ -78,8 +78,8 @@ def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int]
 
     A wait is idle if nothing was outstanding whenever the wait was executed. Compilers place such
     waits wherever branches of control flow merge. Waits for stores (vscnt) order only memory that
-    other waves read. A wait before a load into the upper half of a register is left out, because
-    the load's counter keeps the two loads in order without the wait (waits.check_pending).
+    other waves read. A wait between loads into the two halves of a register is left out, because
+    the loads' counter keeps the loads in order without the wait (waits.check_pending).
     """
     waits_of_kernel = [
         ins.address

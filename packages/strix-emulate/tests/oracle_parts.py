@@ -202,7 +202,10 @@ def pair(function: Callable) -> Callable:
 
 
 def normalised(form: tuple, low: int, high: int) -> Callable:
-    """Return a function that maps numbers from -1 or 0 to 1 to the range of an integer type."""
+    """Return a function that scales a float to an integer.
+
+    The float is clamped to -1 .. 1, or to 0 .. 1 if `low` is 0, and multiplied by `high`.
+    """
 
     def run(a: int) -> int:
         x, _ = value(a, form)

@@ -168,7 +168,7 @@ def tables() -> list[tuple[str, str, tuple]]:
 def entries() -> list[tuple[str, str, tuple]]:
     """Return the entries of one round.
 
-    Scalar entries come ten times, because a scalar instruction does not test a value in each lane.
+    Scalar entries come ten times, because a scalar instruction tests one value, not one per lane.
     """
     entries = tables()
     return entries + 9 * [entry for entry in entries if entry[1] == "s"]

@@ -339,7 +339,7 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
     kind = {"threads": 128, "size": 256, "native": native, "lockstep": lockstep}
     kind |= {"second": "inout"}
     unused = "v_mov_b32 v2, 0\nglobal_store_b32 v1, v2, s[6:7] offset:128"
-    # The value decides a branch, but only which registers are computed, as in tanh.
+    # The value decides a branch, as in tanh. The branch changes only v5, which is not stored.
     branch = "v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 1\ns_cbranch_scc1 over\n"
     branch += "v_mov_b32 v5, v2\ns_branch met\nover: v_mov_b32 v5, 1\nmet:"
     harmless = [("", ""), ("", unused), ("", "v_cmpx_lt_u32 0, v2"), (branch, unused)]
@@ -406,7 +406,10 @@ def test_store_to_an_input():
 
 
 def test_barrier_that_not_all_living_waves_reach():
-    """No barrier traps with only one wave, or without checks. FINDINGS has one that traps."""
+    """The barrier causes no trap if the kernel has only one wave, or if checks are off.
+
+    FINDINGS has the kernel with two waves and with checks, which causes a trap.
+    """
     two = FINDINGS["barrier"][0]
     assert execute(two, threads=32).sum() == 0
     assert execute(two, checks=False).sum() == 0
@@ -511,7 +514,7 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
     assert "`" in notes[0].place
     assert text in notes[0].message
     assert notes[0].count >= 1
-    # An access that cannot be executed is not a finding, but always traps.
+    # An access that cannot be executed is not a finding, but always causes a trap.
     with pytest.raises(Trap, match="bounds"):
         execute(GOOD, size=63, lenient=True)
 
@@ -520,7 +523,7 @@ def test_each_check_can_be_off_alone_or_note_its_findings(check):
     "options", [{"disabled_checks": frozenset({"barrier"})}, {"lenient": True}]
 )
 def test_waves_at_a_barrier_of_the_grid_and_of_a_workgroup_wait_for_ever(options):
-    """No wave can continue, so the launch traps even if the check is off or only notes findings."""
+    """No wave can continue. This is a trap even if the check is off or only notes findings."""
     body = "v_readfirstlane_b32 s3, v0\ns_cmp_eq_u32 s3, 0\ns_cbranch_scc1 1f\ns_barrier\n1:\n"
     with pytest.raises(Trap, match="barrier.*living waves of its grid reach"):
         execute(body + "ds_gws_barrier v0 gds\ns_endpgm\n", cooperative=True, **options)

@@ -19,7 +19,7 @@ from strix_emulate.run import program
 
 #: Mnemonics whose results cannot be compared, by the reason.
 NOT_COMPARED = {
-    "hints, and instructions for hazards and timing, which the emulator does not have": {
+    "hints, and instructions for hazards and timing: the emulator has neither": {
         "s_nop",
         "s_delay_alu",
         "s_clause",
@@ -38,14 +38,14 @@ NOT_COMPARED = {
         "s_version",
         "s_wait_event",
     },
-    "instructions for caches, which the emulator does not have": {
+    "instructions that control caches: the emulator has no caches": {
         "buffer_gl0_inv",
         "buffer_gl1_inv",
         "s_dcache_inv",
         "s_gl1_inv",
         "s_icache_inv",
     },
-    "waits: test_checks.py and mutate.py show that a program without a wait traps": {
+    "waits: test_checks.py and mutate.py show that a missing wait is found": {
         "s_waitcnt",
         "s_waitcnt_vscnt",
         "s_waitcnt_vmcnt",
@@ -114,7 +114,7 @@ def test_a_second_result_is_a_disagreement(monkeypatch):
 
 
 def test_what_traps_is_a_disagreement(monkeypatch):
-    """A mnemonic is a disagreement if it is listed as supported, but traps."""
+    """A mnemonic is a disagreement if it is listed as supported, but causes a trap."""
     entry = {"v_mullit_f32": ("f32", ("f32",) * 3, lambda a, _b, _c: a)}
     monkeypatch.setattr(oracle, "vector_table", lambda: entry)
     monkeypatch.setattr(oracle, "scalar_table", dict)

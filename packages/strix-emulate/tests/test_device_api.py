@@ -52,7 +52,7 @@ def test_memory(folder: Path) -> None:
         "copied": "xxx",
         "copy past the end": INVALID,
         "copy between allocations": INVALID,
-        "copy to the host as to the device": INVALID,
+        "copy to the host as if to the device": INVALID,
         "fill past the end": INVALID,
         "fill the host": INVALID,
         "free the middle": INVALID,

@@ -102,7 +102,7 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
 
 
 def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
-    """A race ends a kernel of a user's library. In ROCm's, torch's and vLLM's it is only noted."""
+    """A race ends a kernel of a user's library, and is only noted in ROCm, torch and vLLM."""
     image = compile_device_code(HIP_PROGRAMS / "race.hip", folder / "race.hsaco")
     caller = folder / "caller.c"
     caller.write_text("int race(void);\nint main(void) { return race(); }\n")

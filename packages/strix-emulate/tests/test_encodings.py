@@ -184,7 +184,7 @@ def difference(ins: Instruction) -> str:
 NAMED = {
     ("flat_", "modifiers"): "ISA: FLAT's own offset has 12 bits; LLVM prints 13",
     ("v_fmac_f16", "operands"): "LLVM prints an inline constant's code for V_FMAC with DPP",
-    ("ds_swizzle_b32", "modifiers"): "LLVM's pattern does not show AND bits where OR sets the bit",
+    ("ds_swizzle_b32", "modifiers"): "LLVM's pattern omits AND bits that the OR bits override",
     ("s_atc_probe", "operands"): "not executed: the first operand is a number",
     ("ds_ordered_count", "operands"): "not executed: the operand is not an address",
 }
@@ -277,6 +277,10 @@ def test_literals_of_multiply_and_add_are_the_bytes():
 
 @pytest.mark.parametrize("raw", ["050180be", "ff4880beb87d2917"])
 def test_what_llvm_finds_fault_with_is_refused(raw):
-    """LLVM's text names an error for an odd pair of scalar registers and a jump to a literal."""
+    """Code is refused if LLVM's text of it names an error.
+
+    The first case has a pair of scalar registers that begins with an odd number. The second case
+    jumps to a literal.
+    """
     code = bytes.fromhex(raw)
     assert "LLVM" in read(code, llvm.disassemble(code)[0][2]).unknown

@@ -62,7 +62,7 @@ def test_a_message_comes_in_parts_beside_another() -> None:
     numbers = {lane: answer >> 8 for lane, answer in first_answers.items()}
     assert sorted(numbers.values()) == [0, 1]
     assert not any(answer & FIRST for answer in first_answers.values()), (
-        "the next part would begin another"
+        "no answer may have FIRST, or the next part would begin another message"
     )
     buffer.send({0: (0, numbers[0], parts[3:])})
     # The second message ends before the first.

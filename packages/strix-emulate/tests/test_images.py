@@ -45,7 +45,9 @@ def test_functions_variables_and_hidden_arguments(hip, max_code, monkeypatch):
     monkeypatch.setattr(program, "_MAX_CODE", max_code)
     launches._cached_program.cache_clear()
     (kernel,) = loader.parse(hip, "k.co")
-    assert kernel.image.pointers, "the addresses in `halves` are relocations"
+    assert kernel.image.pointers, (
+        "the image must have the addresses in `halves`, which are relocations"
+    )
     x = np.arange(100, dtype=np.float32)
     out = np.zeros(100, np.float32)
     i = np.arange(100)

@@ -153,7 +153,7 @@ def test_a_dot_product_of_halves_ignores_clamp():
     g = run("v_dot2_f32_f16 v2, v0, v1, 1.0 clamp", v0=ones, v1=minus_two)
     assert (g.F[2][0] == -3).all()
     g = run("v_dot2_f32_bf16 v2, v0, v1, 1.0 clamp", v0=0x3F803F80, v1=minus_two)
-    assert (g.F[2][0] == 0).all(), "for bfloat16, no hardware is known to ignore clamp"
+    assert (g.F[2][0] == 0).all(), "clamp must apply to bfloat16: no hardware is known to ignore it"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_half_overflow_mode():
 
 
 def test_a_mode_from_a_register_is_the_one_that_the_kernel_began_with():
-    """The emulator derives MODE from the code alone, so another mode in the register traps."""
+    """The emulator takes MODE from the code, so another mode in the register causes a trap."""
     text = "s_denorm_mode 0\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s2\nv_add_f32 v1, v0, v0"
     g = run(text, scalars={2: 15}, v0=LANE * 0 + 3)
     assert (g.V[1, 0] == 6).all()

@@ -50,8 +50,8 @@ buffer_{name}, {first}
     return np.frombuffer(both[0][512:1024], np.uint32)[::4].tolist()
 
 
-#: Word 3 of a buffer has a format. With BY_INDEX, the buffer's range limits only the index, and
-#: otherwise also the offset.
+#: Word 3 of a buffer has a format. With BY_INDEX, the buffer's range limits only the index.
+#: Without BY_INDEX, the range limits the offset, too.
 FORMAT, BY_INDEX = 0x1000, 0x1000_0000
 
 
@@ -92,7 +92,7 @@ def test_a_buffer_that_is_swizzled() -> None:
 def test_records_that_nobody_has() -> None:
     """A store beyond the buffer's range does nothing.
 
-    A store in the range, but outside of the array, traps.
+    A store in the range, but outside of the array, causes a trap.
     """
     stored = records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0")
     assert stored == [0] * 32

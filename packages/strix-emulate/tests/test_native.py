@@ -319,7 +319,7 @@ def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
 
 
 def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
-    """A missing wait or an access out of bounds in one iteration of a traced loop traps.
+    """A missing wait or an access out of bounds in one iteration of a traced loop is found.
 
     A traced loop also gives correct results if numpy executes a part of each iteration.
     """

@@ -43,7 +43,7 @@ def halves(V, S):
 
 
 def find_differing(texts: list[str], seed: int = 0) -> list[str]:
-    """Return the instructions whose effect on a wave of 64 differs from that on two of 32."""
+    """Return the instructions that affect one wave of 64 lanes unlike two waves of 32 lanes."""
     rng = random.Random(seed)
     differences = []
     wide = [operands.widen(text) for text in texts]

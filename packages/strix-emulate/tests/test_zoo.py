@@ -284,7 +284,10 @@ def test_atomics_of_one_cell(kind):
 @pytest.mark.parametrize("small", [2, 16, 32, 64])
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "fp64", "i32", "i64", "i8", "u16"])
 def test_small_tensors_are_changed_in_place(kind, small):
-    """Several waves load a small tensor, and one stores it. Races of the unused loads are notes."""
+    """Several waves load a small tensor, and only one wave stores it.
+
+    Races of the other waves' loads are only noted, because the loaded values are not used.
+    """
     x = np.arange(small).astype(TYPES[kind])
     y = np.arange(128).astype(TYPES[kind])
     a = Buffer(x.copy())
@@ -298,7 +301,7 @@ def test_small_tensors_are_changed_in_place(kind, small):
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", ["fp32", "i8"])
 def test_waves_that_store_what_others_change_are_a_race(kind, native):
-    """With 64 or more elements, several waves load and store. With 16, one wave does both."""
+    """Several waves load and store 64 or more elements. One wave loads and stores 16 elements."""
     options = Options(budget=100_000, native=native)
     for n in (64, 128):
         with pytest.raises(Trap, match="race: global memory"):
@@ -453,7 +456,7 @@ def test_histogram(bins):
 
 
 def test_what_the_machine_refuses():
-    """Code of Triton 3.7.1 may be correct on hardware, but traps here (see docs/emulator.md)."""
+    """Code of Triton 3.7.1 may be correct on hardware, but is a trap here (docs/emulator.md)."""
     with pytest.raises(Trap, match="wmma: EXEC is not all ones"):
         test_grouped_gemm_with_pointers_in_tensors((3,))
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A process and two children. The child forked before the first use of the device has a device of its own,
-// and the one forked later has none. The parent keeps its device. Exits with 0 if all numbers are right.
+// A process and two children. One child is forked before the first use of the device and has its own device. The
+// other child is forked later and has none. The parent keeps its device. Exits with 0 if all numbers are right.
 #include "hip.h"
 #include <sys/wait.h>
 #include <unistd.h>

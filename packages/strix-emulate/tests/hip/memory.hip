@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Host memory that is pinned after its allocation, and virtual memory: kernels and the host must read what
-// the other one wrote. Exits with 0 if all numbers are right.
+// Host memory that is pinned after its allocation, and virtual memory. Kernels must read what the host wrote,
+// and the host must read what kernels wrote. Exits with 0 if all numbers are right.
 #include "hip.h"
 #include <stdlib.h>
 #include <string.h>

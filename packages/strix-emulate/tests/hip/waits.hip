@@ -119,7 +119,7 @@ KERNEL lock_of_lds(int *data) {
     meet();
     if (!LANE) ADD(data + 32, own[1]);
 }
-// No wave sets the flag. The waves count the trips of their loop in a register, in memory or in LDS, and give up.
+// No wave sets the flag. The waves count their iterations in a register, in memory or in LDS, and give up.
 KERNEL gives_up(int *data) {
     FIRST;
     for (int i = 0; i < 3000 && !LOAD(data); i++) {}
