@@ -122,7 +122,7 @@ def test_small_packages_are_not_offered(archive: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("fault", ["no room", "damaged"])
 def test_what_cannot_be_offered(archive: Path, fault: str) -> None:
-    """If a package cannot be put into the cache, no command fails: it is still in its channel."""
+    """If a package cannot be put into the cache, no command fails: its channel still has it."""
     if fault == "damaged":
         archive.write_bytes(b"no package")
     else:

@@ -497,7 +497,8 @@ def test_a_table_of_names_that_pypi_cannot_have(name: object, source: Source, ta
 def test_two_checkouts_publish_what_only_together_leads_out(target: Path, tmp_path: Path) -> None:
     """The gate checks the packages of the whole channel together.
 
-    Here each package is safe by itself, in either order. Together they lead out of the prefix.
+    Each of the two packages is safe by itself. Together they lead out of the prefix, so the gate
+    refuses the one that is published second.
     """
     text = file("info/licenses/LICENSE", b"text")
     members = {
