@@ -84,10 +84,15 @@ def _strings(source: str) -> list[str]:
 
 
 def test_functions_have_at_most_fifty_lines() -> None:
-    """Ruff checks the complexity of functions, but not their length."""
-    trees = map(ast.parse, map(Path.read_text, Path(strix_emulate.__file__).parent.rglob("*.py")))
-    functions = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    assert [n.name for n in functions if n.end_lineno - n.lineno > 49] == []
+    """Ruff checks the complexity of functions, but not their length. Docstrings do not count."""
+    long_functions = []
+    for path in Path(strix_emulate.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                docstring = (ast.get_docstring(node, clean=False) or "").count("\n")
+                if node.end_lineno - node.lineno - docstring > 49:
+                    long_functions.append(node.name)
+    assert long_functions == []
 
 
 def test_no_gpu_is_named_elsewhere() -> None:
