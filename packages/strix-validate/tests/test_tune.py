@@ -140,7 +140,7 @@ def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     trials = candidates.short_list(problem(*tiles), tmp_path, 1, most=2)
     assert [trial.reason for trial in trials] == [
         "",
-        "not among the first 2",
+        "not among the first 2 configurations",
         "",
         "",
         "8 bytes of scratch, 0 registers spilled",

@@ -78,8 +78,8 @@ _MASKS = "a wrong mask at a block's edge, or a causal mask aligned top-left inst
 _GQA = "a query head that reads the wrong key/value head, or gradients not summed over the group"
 _CACHE = "keys written to the wrong row, or cache_seqlens changed by a call (aiter 0.1.20.post1)"
 _EMPTY = (
-    "a sequence without keys that overwrites other values: the next sequence's logsumexp with its "
-    "own, and the next head, or memory after the tensors, with zeros "
+    "a sequence without keys that overwrites the next sequence's logsumexp with its own, and "
+    "writes zeros to the next head or to memory after the tensors "
     "(flash_attn_triton_amd/fwd_prefill.py, sdist 2.8.3)"
 )
 _BATCH = (
@@ -91,20 +91,22 @@ _LSE = (
     "a logsumexp in base 2, whose error the backward pass cancels, but ring attention does not: "
     "https://github.com/pytorch/pytorch/issues/181645"
 )
-_PADDED = "padding of the head dim to the next power of two that leaks into the result"
+_PADDED = "a head dim padded to the next power of two, with padding that reaches the result"
 _D512 = "silently wrong values above head dim 256: https://github.com/pytorch/pytorch/issues/189849"
-_LAYER = "a kernel that is correct, but not for this model's group of heads or head dim"
+_LAYER = (
+    "a kernel that is correct for other models, but not for this model's group size or head dim"
+)
 _ALIBI = (
     "ALiBi slopes that are ignored, have the wrong sign, or are those of another head or sequence "
     "(MPT)"
 )
 _ROTARY = (
-    "rotary angles that begin at 0 instead of the cache's length, pairs of neighbouring lanes "
-    "instead of pairs from both halves or vice versa, or loss of the lanes after the rotated ones"
+    "rotary angles that begin at 0 instead of the cache's length, wrong pairs of elements "
+    "(neighbours instead of halves, or vice versa), or elements after the rotated ones lost"
 )
 _DECODING = (
-    "decoding in which a part of a longer cache is left out or merged wrongly, or another "
-    "sequence's keys are read"
+    "decoding that leaves out or wrongly merges a part of a longer cache, or reads another "
+    "sequence's keys"
 )
 _REFUSED = ("NotImplementedError",)
 #: OutOfResources is an exception of Triton. It means that a tile of the head dim does not fit into
@@ -213,7 +215,9 @@ def _varlen_packed_cases() -> Iterator[FlashCase]:
 
 
 def _length_cases() -> Iterator[FlashCase]:
-    catches = "a last block with a single query or key left out, or its padding included"
+    catches = (
+        "a last block with a single query or key that is left out, or whose padding is included"
+    )
     rows = (
         (129, False, Size.QUICK),
         (257, True, Size.FULL),
@@ -435,7 +439,7 @@ CASES = (
             seqlen_k=70,
             window=(-1, 8),
         ),
-        "a window that is open to the left and is ignored: " + _SDIST_WINDOW_BUG,
+        "a window without a left bound that is ignored: " + _SDIST_WINDOW_BUG,
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -448,7 +452,7 @@ CASES = (
             causal=True,
             window=(16, 0),
         ),
-        "wrong rows of queries that precede all keys: " + _SDIST_WINDOW_BUG,
+        "wrong results for queries that precede all keys: " + _SDIST_WINDOW_BUG,
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -465,7 +469,7 @@ CASES = (
             seqlen_q=330,
             seqlen_k=330,
         ),
-        "the last blocks of a window that spans several blocks left out: " + _SDIST_WINDOW_BUG,
+        "a window of several blocks whose last blocks are left out: " + _SDIST_WINDOW_BUG,
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -524,7 +528,7 @@ CASES = (
     FlashCase(
         "d80",
         partial(flash.fixed, head_dim=80),
-        "padding of head dim 80 to 128 that leaks into the result (ViT)",
+        "a head dim of 80 padded to 128, with padding that reaches the result (ViT)",
     ),
     FlashCase(
         "d96",
@@ -633,7 +637,7 @@ CASES = (
             seqlen_k=513,
             repeats=100,
         ),
-        "a race that shows only in few of many calls: https://github.com/ROCm/aotriton/issues/183",
+        "a race that makes only few of many calls wrong: https://github.com/ROCm/aotriton/issues/183",
         size=Size.FULL,
     ),
     FlashCase(
@@ -644,7 +648,7 @@ CASES = (
             seqlen_q=4096,
             seqlen_k=4096,
         ),
-        "NaN from 4096 keys at head dim 72: https://github.com/ROCm/aotriton/issues/54",
+        "NaN at head dim 72 with 4096 keys: https://github.com/ROCm/aotriton/issues/54",
         size=Size.FULL,
     ),
     FlashCase(
@@ -693,7 +697,7 @@ CASES = (
             kv_heads=1,
             head_dim=32,
         ),
-        "offsets of tokens in 16 bits, or a dimension of the grid that ends at 65535",
+        "16-bit offsets of tokens, or a dimension of the grid that is limited to 65535",
         half_only=True,
         size=Size.FULL,
     ),
@@ -711,7 +715,7 @@ CASES = (
     FlashCase(
         "cache-scale",
         partial(flash.kv_cache, scale=0.3),
-        "1 / sqrt(head_dim) instead of softmax_scale",
+        "1 / sqrt(head_dim) used instead of softmax_scale",
         half_only=True,
     ),
     *_rotary_cases(),
@@ -809,7 +813,7 @@ CASES = (
             head_dim=96,
             batch=2,
         ),
-        "padding of the head dim that leaks into the cache, or out of it",
+        "padding of the head dim that is written to the cache, or reaches the result",
         half_only=True,
     ),
     FlashCase(
@@ -841,7 +845,7 @@ CASES = (
             stale=True,
             lengths=(50, 98),
         ),
-        "NaN from entries after the sequence's end (sdist 2.8.3, aiter 0.1.20.post1)",
+        "NaN from cache entries after the sequence's end (sdist 2.8.3, aiter 0.1.20.post1)",
     ),
     FlashCase(
         "cache-pages",
@@ -880,8 +884,8 @@ _COMPILES = (
     "https://github.com/vllm-project/vllm/issues/56021"
 )
 _EXECUTED = (
-    "a code object that computes wrong numbers although its source is correct, lacks a wait, or "
-    "has a race between waves: https://github.com/ROCm/aotriton/issues/54"
+    "a code object that lacks a wait or has a race between waves, or that computes wrong numbers "
+    "although its source is correct: https://github.com/ROCm/aotriton/issues/54"
 )
 _SEQLEN_512 = partial(flash.fixed, seqlen_q=512, seqlen_k=512)
 COMPILED = {

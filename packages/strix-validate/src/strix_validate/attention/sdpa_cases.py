@@ -105,28 +105,30 @@ _D512 = (
     "silently wrong values above head dim 256, for which AOTriton has no kernels on gfx11 "
     "(Stable Diffusion's VAE): https://github.com/pytorch/pytorch/issues/189849"
 )
-_PADDED = "padding of the head dim to the next power of two that leaks into the result"
-_STRIDES = "memory in the order (batch, seqlen, heads) read as (batch, heads, seqlen)"
+_PADDED = "a head dim padded to the next power of two, with padding that reaches the result"
+_STRIDES = "a tensor stored as (batch, seqlen, heads) but read as (batch, heads, seqlen)"
 _MASK = "a mask that is read with the wrong strides, or inverted"
 _BLOCKS = (
     "the second block of 512 queries or keys left out, or the first sequence read in place of all "
     "others"
 )
-_LENGTH = "keys read after the last one, or rows of the last block not written"
-_GROUP = "a group of heads rounded up to a power of two, or a wrong head dim"
+_LENGTH = "a read past the last key, or rows of the last block that are not written"
+_GROUP = "a group size that is rounded up to a power of two, or a wrong head dim"
 _DECODE = "a wrong key/value head in the separate kernels for calls with one query (decoding)"
-_VALUE_DIM = "values read with the keys' head dim (DeepSeek's MLA: keys have 192, values 128)"
+_VALUE_DIM = (
+    "values read with the keys' head dim (192 for keys and 128 for values in DeepSeek's MLA)"
+)
 _ONE_GRADIENT = (
     "a gradient that is correct only if the other gradients are computed too (LoRA, frozen layers)"
 )
 _RANDOM = "a fault with a combination of lengths, heads and head dim that no other check has"
 #: The bug that each layout catches.
 _LAYOUTS = {
-    "expanded": "a stride of 0 that is ignored (keys of one head for all heads)",
+    "expanded": "a stride of 0 that is ignored (all heads share one head's keys)",
     "packed": "q, k and v in one tensor that are read as if each was a separate tensor",
     "strided-values": ("v read with the strides of k: https://github.com/ROCm/pytorch/issues/3230"),
     "cache": "strides of a static cache's slice that are computed from the slice's shape",
-    "summed": "the gradient of out.sum().backward(), a single number, read as a whole tensor",
+    "summed": "the gradient of out.sum().backward() read as a full tensor, not as one number",
 }
 
 
@@ -430,7 +432,7 @@ CASES = (
     ),
     SdpaCase(
         "padding-mask",
-        "the mask of the first sequence used for all (batches of padded prompts)",
+        "the first sequence's mask used for all sequences (batches of padded prompts)",
         batch=3,
         seqlen_q=40,
         seqlen_k=133,
@@ -440,8 +442,8 @@ CASES = (
     SdpaCase(
         "least-mask",
         (
-            "NaN if a mask hides a whole tile by adding the smallest number of the dtype, which "
-            "becomes infinite if the kernel computes in base 2: "
+            "NaN from a mask that adds the smallest number of the dtype to a whole tile of scores. "
+            "The number becomes infinite if the kernel computes in base 2: "
             "https://github.com/pytorch/pytorch/issues/110213"
         ),
         batch=2,

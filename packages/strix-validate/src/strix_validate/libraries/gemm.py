@@ -43,7 +43,7 @@ class ProductShape:
     widen: bool = False
 
 
-_LLM = "a wrong product with one of the tiles from which the library chooses by size"
+_LLM = "a wrong product with one of the tile sizes that the library has for different shapes"
 _SGEMM = (
     "rocBLAS's sgemm that is silently wrong on gfx1151: "
     "https://github.com/ROCm/rocm-libraries/issues/11530"
@@ -52,7 +52,7 @@ _SVOD = (
     "an illegal memory access of hipBLASLt on gfx1151, if the output is wide and the inner "
     "dimension small: https://github.com/npatsakula/svod/issues/108"
 )
-_HEAD = "a kernel that counts the 248,000 rows of a head in 16 bits"
+_HEAD = "a kernel that counts the 248,000 rows of an LM head in 16 bits"
 _SHAPES = {
     "square": ProductShape(256, 256, 256, _SGEMM, plain=True),
     "thin-k64": ProductShape(2048, 4096, 64, _SVOD),

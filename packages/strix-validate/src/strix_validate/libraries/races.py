@@ -24,7 +24,7 @@ _JACOBI = (
     "https://github.com/ROCm/rocm-libraries/pull/12266"
 )
 _WAITS = (
-    "a missing wait that LLVM dropped at the start of a loop, as in rocSOLVER's getf2: "
+    "a wait that LLVM dropped at the start of a loop, as in rocSOLVER's getf2: "
     "https://github.com/llvm/llvm-project/pull/220357"
 )
 #: The bug that the check of each factorisation catches.

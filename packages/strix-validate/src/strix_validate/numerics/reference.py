@@ -153,12 +153,11 @@ def with_sink(
     return q, k, v, grad_out
 
 
-#: The fault that inputs of :func:`with_low_scores` show.
+#: The fault that inputs of :func:`with_low_scores` reveal.
 LOW_SCORES_FAULT = (
-    "wrong results if all scores are far below 0, for one of two reasons: padding after the last "
-    "key has the score 0, so that exp(0 - logsumexp) is infinite "
-    "(https://github.com/ROCm/aiter/issues/3551); or the value of masked scores, or the initial "
-    "maximum, is a finite number above all scores"
+    "wrong results if all scores are far below 0. Either padding after the last key has the score "
+    "0, so that exp(0 - logsumexp) is infinite (https://github.com/ROCm/aiter/issues/3551). Or "
+    "masked scores or the initial maximum have a finite value above all scores"
 )
 
 

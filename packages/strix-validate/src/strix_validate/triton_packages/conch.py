@@ -98,7 +98,7 @@ _COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the m
 _GROUP = "a scale of the wrong group, or bytes in the wrong order"
 _CHANNEL = "a read past the end of the scales if each row has one scale, as with a group size of -1"
 _ZEROS = "a zero point left out, or the zero point of another group used (AWQ)"
-_TILES = "a row after the last full tile left out, or written over the next row"
+_TILES = "a row after the last full tile that is left out, or that overwrites the next row"
 _MODEL = "a fault with a combination of group, tokens and sizes that no other check has"
 
 

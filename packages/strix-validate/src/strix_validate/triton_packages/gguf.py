@@ -233,7 +233,7 @@ def product(
 _COMPILES = "a kernel that no longer compiles for gfx1151, or does not use the matrix unit"
 _DECODED = "a code, sign, scale or offset that is read from the wrong bits of a block"
 _BLOCKS = "the first block or its scale read again for the second block of a row"
-_TILES = "a row after the last full tile left out, or written over the next row"
+_TILES = "a row after the last full tile that is left out, or that overwrites the next row"
 
 COMPILED = {name: Case(partial(product, name=name), _COMPILES, BF16) for name in TYPES}
 #: Tokens, size and rows of a layer. Each row has several blocks, of 32 or 256 weights. A quick run

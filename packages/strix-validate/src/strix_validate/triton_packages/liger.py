@@ -343,13 +343,13 @@ WORDS = 32784
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
 #: The options of Gemma's norms.
 _GEMMA_NORM: dict = {"offset": 1.0, "casting": "gemma"}
-_TAIL = "the last block, which is not full, computed as if it was full"
+_TAIL = "a last block that is computed as if it was full, although it is not"
 _GEMMA = "a norm that multiplies by weight, not by 1 + weight, or does not round where Gemma rounds"
 _EPS = "a wrong eps in the norm"
-_TURN = "a gradient that is not rotated back, or lanes rotated that must stay as they are"
-_SLOPE = "a wrong slope of silu, also for large gates"
-_GELU = "the wrong form or the wrong slope of gelu (Gemma)"
-_LABELS = "labels included in the loss that must be left out (prompts and padding)"
+_TURN = "a gradient that is not rotated back, or a rotation of the whole head instead of its part"
+_SLOPE = "a wrong derivative of silu, also for large values of the gate"
+_GELU = "the wrong form of gelu, or a wrong derivative of it (Gemma)"
+_LABELS = "a loss that includes labels that must be ignored (prompts and padding)"
 _SMOOTH = "label smoothing or Gemma's softcap left out of the gradient"
 _MODEL = "a fault with a model's last block, or with a number of heads that is no power of two"
 
@@ -440,7 +440,7 @@ COMPUTED = {
     "loss-softcap": Case(partial(loss, softcap=3.0), _SMOOTH),
     "loss-words": Case(
         partial(loss, tokens=3, size=32, words=40000, ignored=1, gain=1.0),
-        "tokens of the vocabulary after the 32,768th, which are in a second block, left out",
+        "a second block of the vocabulary, the tokens after the 32,768th, left out",
     ),
     "rms-norm-rows": Case(
         partial(rms_norm, rows=(1 << 15) + 3, columns=32),

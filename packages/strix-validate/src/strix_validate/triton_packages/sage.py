@@ -368,7 +368,7 @@ COMPUTED = {
         "the number of queries used as the number of keys",
     ),
     "nhd": Case(partial(attention, layout="NHD"), "heads and tokens in the wrong order"),
-    "scale": Case(partial(attention, scale=0.3), "1 / sqrt(head_dim) instead of sm_scale"),
+    "scale": Case(partial(attention, scale=0.3), "1 / sqrt(head_dim) used instead of sm_scale"),
     "packed": Case(partial(_packed, causal=True), _PACKED),
     "packed-edge": Case(_packed, _EDGE),
     # The first sequence has more queries than a block.

@@ -516,7 +516,7 @@ def choose(
         places[tile] += 1
     order.sort(key=lambda pair: pair[0])
     for _, trial in order[most:]:
-        trial.reason = f"not among the first {most}"
+        trial.reason = f"not among the first {most} configurations"
 
 
 def _read_tile(configuration: Configuration) -> tuple[int, ...]:

@@ -334,11 +334,11 @@ def _attend_scaled(
 
 
 _IMAGE = "tokens of an image that do not see each other, or see another image (Gemma 3)"
-_OUTSIDE = "a token outside of an image that sees the whole image, also outside of the window"
+_OUTSIDE = "a token that sees all of an image that it does not belong to, even beyond its window"
 _CLAMPED = "tokens of an image that see each other outside of the window (Gemma 4)"
 _CHUNKED = "a chunk that sees the chunk before it, or begins at the wrong token (Llama 4)"
-_EACH = "one sequence's mask used for all sequences (with a draft model, some are not causal)"
-_PREFIX = "a prompt that is not visible outside of the window"
+_EACH = "one sequence's mask used for all sequences (some are not causal with a draft model)"
+_PREFIX = "a prompt that is hidden from later tokens because it is outside of their window"
 _TOKEN = "the scale of another token or head, or the scale of keys used for values"
 COMPUTED = {
     "prefill-pictures": Case(

@@ -545,7 +545,7 @@ def run_layer_step(
 
 _CONVOLUTION = "the state of another sequence, or a state that is not updated (Qwen3-Next)"
 _CHUNKS = (
-    "a wrong state passed to the next chunk, a fault with a full last chunk, another sequence's "
+    "a wrong state passed to the next chunk, a fault if the last chunk is full, another sequence's "
     "state, or the keys of another head (Qwen3-Next has 16 key heads for 32 value heads)"
 )
 _RECURRENT = "a gate left out, or a state that is read but not written"
@@ -562,6 +562,6 @@ COMPUTED = {
     "gated-norm": Case(gated_norm, "a gate that is applied before the norm, or left out"),
     "gated-norm-sigmoid": Case(
         partial(gated_norm, activation="sigmoid"),
-        "silu of the gate instead of sigmoid (Kimi Linear)",
+        "silu applied to the gate instead of sigmoid (Kimi Linear)",
     ),
 }

@@ -198,8 +198,8 @@ def _merge(
     return {"out": out, "lse": lse}
 
 
-_LATENT = "the lanes of rope left out, or parts of the keys merged wrongly (DeepSeek)"
-_MERGE = "cached and new keys weighted wrongly, for a prompt that is prefilled in parts"
+_LATENT = "the rotary part of the head dim left out, or parts of the keys merged wrongly (DeepSeek)"
+_MERGE = "wrong weights for cached and new keys if a prompt is prefilled in parts"
 _SMALL: dict = {"rank": 128, "rope": 32}
 COMPUTED = {
     "mla-decode": Case(partial(latent, keys=(1, 70), **_SMALL), _LATENT),

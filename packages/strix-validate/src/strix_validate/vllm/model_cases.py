@@ -31,16 +31,20 @@ from strix_validate.vllm.attention import paged_attention, store_keys
 from strix_validate.vllm.kernels import moe, rms_norm, rope
 
 #: The fault that the cases of attention layers would catch.
-LAYER = "a kernel that is correct, but not for this model's heads, head dim, blocks or window"
-_EXPERTS = "a kernel that is correct only for fewer experts per token, or other groups of weights"
-_WRITER = "a second tile of heads left out, or part of a head in the wrong slot (Phi-3, OLMo)"
-_NORM = "a last block that is computed as if it was full, or a mean over the padded size"
-_ROPE = "wrong sections, heads or rotated lanes (Qwen3-VL, Qwen3.5, GLM-4.5V)"
+LAYER = "a kernel that is wrong only for the heads, head dim, blocks or window of this model"
+_EXPERTS = (
+    "a kernel that is correct only for fewer experts per token, or for other group sizes of weights"
+)
+_WRITER = (
+    "a second tile of heads left out, or part of a head written to the wrong slot (Phi-3, OLMo)"
+)
+_NORM = "a last block that is computed as if it was full, or a mean that divides by the padded size"
+_ROPE = "wrong rotary sections or heads, or wrong elements rotated (Qwen3-VL, Qwen3.5, GLM-4.5V)"
 _LINEAR = "a kernel that is correct only for head size 64, or for as many value heads as key heads"
-_LATENT = "heads after the 16th, in a second block, left out (GLM-4.7-Flash has 20)"
+_LATENT = "a second block of heads, those after the 16th, left out (GLM-4.7-Flash has 20 heads)"
 _QUANTIZED = "the scale or zero point of the wrong group, with the group size 128 of checkpoints"
-_LORA = "a fault with a rank of more than one tile, or with slices of different sizes (q, k and v)"
-_VOCABULARY = "wrong tokens of the vocabulary's last block, or rows that are not aligned (Granite)"
+_LORA = "a fault if the rank spans several tiles, or if slices have different sizes (q, k and v)"
+_VOCABULARY = "wrong results for tokens in the vocabulary's last block, or unaligned rows (Granite)"
 #: Ranks of common LoRA adapters, as far as vLLM supports them.
 RANKS = (8, 16, 32, 64, 128, 256)
 #: Candidates by name.

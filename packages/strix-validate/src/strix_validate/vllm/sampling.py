@@ -513,10 +513,10 @@ def _score(logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     return {"logprobs": module.compute_token_logprobs(rows, tokens)}
 
 
-_TOP = "too many or too few tokens kept by top-k or top-p: models that ramble or repeat themselves"
+_TOP = "top-k or top-p that keeps too many or too few tokens: models ramble or repeat themselves"
 _PENALTY = "the penalty of another request, or a penalty for tokens of another request"
 _HEAT = "another request's temperature, or a min-p threshold from logits before the temperature"
-_SCORE = "log probabilities of another row, or that include the padding of the last block"
+_SCORE = "log probabilities that are those of another row, or include the padding of the last block"
 _DRAW = "noise that is the same at each position, or favours some tokens"
 _ACCEPT = "speculation that changes the distribution of a model's tokens"
 _FLOAT32: dict = {"dtype": torch.float32}

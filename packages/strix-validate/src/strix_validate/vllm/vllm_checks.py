@@ -55,24 +55,30 @@ _GENERATION = (
     "does not start: https://github.com/vllm-project/vllm/issues/49779"
 )
 _MASK = "a wrong mask at the edge of a tile, or a key read from a slot that belongs to no sequence"
-_SPLIT = "segments of a split decode that are merged wrongly, or read without being written"
+_SPLIT = (
+    "segments of keys whose results decoding merges wrongly, or reads although nothing wrote them"
+)
 _WINDOW = "a sliding window that is off by one: https://github.com/vllm-project/vllm/issues/28989"
 _SINKS = "gpt-oss's sinks left out, or counted in each segment of the keys instead of once"
 _CAP = "a softcap that overflows or is left out (Gemma)"
 _PAGES = "a block table read wrongly if the block size is no power of two, as in hybrid models"
-_SCALE = "1 / sqrt(head_dim) instead of the model's scale (Gemma, Granite)"
+_SCALE = "1 / sqrt(head_dim) used instead of the model's scale (Gemma, Granite)"
 _ALIBI = "ALiBi slopes that are ignored, or those of another head (Bloom, MPT)"
-_FP8 = "the scale of keys or values left out, or both scales swapped"
+_FP8 = "the scale of keys or values left out, or the two scales swapped"
 _ACROSS = "a causal mask for a decoder that attends to an encoder's keys (Whisper)"
-_FAR = "keys or segments after a limit of 512 or 2048 left out"
-_LIMIT = "keys after a limit of 4096 or 8192 left out"
-_EXPERT = "tokens multiplied by the wrong expert, or the padding of an expert's block written"
+_FAR = "keys after the 512th or 2048th left out, or the segments that hold these keys"
+_LIMIT = "keys after the 4096th or 8192nd left out"
+_EXPERT = (
+    "tokens multiplied by the wrong expert, or results written for the padding of an expert's block"
+)
 _MODEL = (
-    "a model whose answer is wrong from its second token on although each kernel is correct, "
-    "because a kernel does not read what the kernel before it wrote"
+    "a kernel that does not read what the previous kernel wrote: each kernel alone is correct, but "
+    "the model's answer is wrong from its second token on"
 )
 _INT4 = "the scale of the wrong group, or nibbles in the wrong order (W4A16 of AWQ and GPTQ)"
-_FP8_SCALES = "the scale of another token, row or expert, or scales read as scales of blocks"
+_FP8_SCALES = (
+    "the scale of another token, row or expert, or scales that are read as if each block had one"
+)
 
 #: Layers that are compiled, in 16 bits. The key names a feature of the layer, and the value is a
 #: model that has it.
@@ -193,7 +199,7 @@ _ATTENTION = {
     "prefill-low": _attend(LOW_SCORES_FAULT, (37, 37), (5, 80), low=-120, **_D64),
     "decode-low": _attend(LOW_SCORES_FAULT, (1, 37), (1, 200), low=-1000, **_D64),
     "prefill-batch6": _attend(
-        "a wrong search for the sequence of a block of queries",
+        "a search that finds the wrong sequence for a block of queries",
         *((9 - i, 9 + 7 * i) for i in range(6)),
         **_D64,
     ),
@@ -206,7 +212,7 @@ _ATTENTION = {
         **_D64,
     ),
     "prefill-batch-40": _attend(
-        "sequences after the 32nd left out, or a wrong search for the sequence of a query",
+        "sequences after the 32nd left out, or a search that finds the wrong sequence for a query",
         *((1 + i % 9, 9 + 5 * i % 40) for i in range(40)),
         **_ONE_HEAD,
     ),
@@ -215,7 +221,8 @@ _ATTENTION = {
     "decode-8300": _attend(_LIMIT, (1, 8300), block=64, size=Size.FULL, **_ONE_HEAD),
     "prefill-8300": _attend(_LIMIT, (9, 8300), block=64, size=Size.FULL, **_ONE_HEAD),
     "verify": _attend(
-        "a wrong causal mask in segments of split keys with a few queries (speculative decoding)",
+        "a wrong causal mask if a few queries are decoded at once, with keys split into segments "
+        "(speculative decoding)",
         *((4, 70), (8, 200), (1, 9)),
         **_D64,
     ),
@@ -228,19 +235,21 @@ _ATTENTION = {
     ),
 }
 _KERNELS = {
-    "reshape-and-cache": Case(store_keys, "keys written to the wrong slot, or padding written"),
+    "reshape-and-cache": Case(
+        store_keys, "keys written to the wrong slot, or padding written to the cache"
+    ),
     "rms-norm-eps": Case(partial(rms_norm, eps=0.5), "a wrong eps in the norm"),
     "rope-partial": Case(
         partial(rope, rotary=64),
-        "lanes rotated that must stay as they are (GLM, Phi)",
+        "a rotation of the whole head, of which only a part must be rotated (GLM, Phi)",
     ),
     "rope-interleaved": Case(
         partial(rope, interleaved=True),
-        "interleaved sections read one after the other",
+        "interleaved rotary sections that are read as if each section was contiguous",
     ),
     "moe-ragged": Case(
         partial(moe, tokens=4, rows=32, columns=104),
-        "the last tile of columns computed as if it was full (GLM-4.5-Air has 1408 columns)",
+        "a last tile of columns that is computed as if it was full (GLM-4.5-Air has 1408 columns)",
     ),
     "moe-unrouted": Case(
         partial(moe, routed=False, absent=1),
@@ -254,19 +263,21 @@ _KERNELS = {
         partial(moe, bits=4, zeros=True, absent=1),
         "zero points of the wrong row (AWQ), or a result of an expert that is on another GPU",
     ),
-    "rms-norm": Case(rms_norm, "the last block, which is not full, computed as if it was full"),
-    "rope": Case(rope, "angles of the wrong section, or wrong pairs of lanes"),
+    "rms-norm": Case(
+        rms_norm, "a last block that is computed as if it was full, although it is not"
+    ),
+    "rope": Case(rope, "angles of the wrong rotary section, or wrong pairs of elements"),
     "rope-adjacent": Case(
         partial(rope, neox=False, head_dim=64),
-        "lanes i and i + rotary / 2 rotated instead of neighbouring lanes",
+        "elements i and i + rotary_dim / 2 rotated as a pair, instead of two neighbouring elements",
     ),
     "rope-slice": Case(
         partial(rope, packed=True),
-        "q and k that are slices of one tensor, read as if they were contiguous",
+        "q and k that are read as if they were contiguous, although they are slices of one tensor",
     ),
     "moe-padded": Case(
         partial(moe, tokens=3, padding=128, rows=40),
-        "padded rows of weights, read as if they were contiguous",
+        "padded rows of weights that are read as if they were contiguous",
     ),
     "moe-fp8-channels": Case(
         partial(moe, tokens=5, rows=40, bits=8, scales="channels"),
@@ -283,13 +294,13 @@ _KERNELS = {
     ),
     "moe-swizzle": Case(
         partial(moe, tokens=40, rows=160, columns=64, swizzle=3),
-        "a fault in the last group of tiles that share weights, which has fewer tiles",
+        "a fault in the last group of tiles that share weights: it has fewer tiles",
     ),
     "moe-int4": Case(partial(moe, bits=4), _INT4),
     "moe-fp8": Case(partial(moe, tokens=3, rows=160, columns=256, bits=8), quantized.BLOCKS),
     "reshape-and-cache-fp8": Case(partial(store_keys, fp8=True, exact=True), _FP8),
     "far": _attend(
-        "offsets of 32 bits in a cache of more than 2^31 numbers",
+        "offsets of 32 bits, which overflow in a cache of more than 2^31 numbers",
         (9, 40),
         far=True,
         size=Size.FULL,
