@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults that show only if a loop runs twice, a batch is large, or an argument has a rare value.
+"""Faults that have an effect only in a second iteration, a large batch or with a rare argument.
 
 The entries have the format of vllm_faults.py. Each names the quick check that was added for the
 fault. No other quick check fails with the fault.
@@ -19,10 +19,14 @@ from vllm_faults import (
 _CONV = f"{_LAYERS}/mamba/ops/causal_conv1d.py"
 _BATCH = ("    right = num_seqs\n", "    right = tl.minimum(num_seqs, 32)\n")
 _FIRST_PICTURE = "mm_prefix_range_ptr + seq_idx * MAX_MM_RANGES * 2 + i * 2"
-#: Faults of vLLM in the second trip of a loop or the second program of a grid axis.
+#: Faults of vLLM in the second iteration of a loop, or in the second program of a grid axis.
 TRIPS = {
-    "only 32 sequences found": (_HELPERS, *_BATCH, "prefill-batch-40"),
-    "only 32 sequences found in decoding": (_HELPERS, *_BATCH, "decode-batch-40"),
+    "search for a sequence finds only the first 32": (_HELPERS, *_BATCH, "prefill-batch-40"),
+    "search for a sequence finds only the first 32 in decoding": (
+        _HELPERS,
+        *_BATCH,
+        "decode-batch-40",
+    ),
     "keys after the 4096th ignored": (
         _HELPERS,
         "        loop_hi = tile_end\n",
@@ -98,13 +102,13 @@ ARGUMENTS = {
         "mm_mask = k_in_range\n",
         "decode-pictures",
     ),
-    "one chunk too many visible": (
+    "queries see one chunk too many": (
         _HELPERS,
         "            <= CHUNK_LOOKBACK\n",
         "            <= CHUNK_LOOKBACK + 1\n",
         "prefill-chunked",
     ),
-    "one chunk too many visible in decoding": (
+    "queries see one chunk too many in decoding": (
         _HELPERS,
         "            <= CHUNK_LOOKBACK\n",
         "            <= CHUNK_LOOKBACK + 1\n",
@@ -122,13 +126,13 @@ ARGUMENTS = {
         "tl.load(rswa_prefix_lens_ptr)",
         "prefill-prefix-window",
     ),
-    "key scales per token used for values": (
+    "per-token scales of keys used for values": (
         _UNIFIED,
         "v_scale_cache_ptr + v_scale_idx",
         "k_scale_cache_ptr + v_scale_idx",
         "prefill-fp8-tokens",
     ),
-    "first head's scales per token used for all heads": (
+    "first head's per-token scales used for all heads": (
         _UNIFIED,
         "kv_head_idx * stride_ks_head",
         "0 * stride_ks_head",
@@ -152,7 +156,7 @@ ARGUMENTS = {
         "(offs_k[:, None] * stride_bk + offs_bn[None, :] * K)",
         "moe-padded",
     ),
-    "first expert's scales per channel used for all experts": (
+    "first expert's per-channel scales used for all experts": (
         _MOE,
         "b_scale_ptr + off_experts * stride_bse + offs_bn[None, :] * stride_bsn",
         "b_scale_ptr + offs_bn[None, :] * stride_bsn",
@@ -200,7 +204,7 @@ ARGUMENTS = {
         "    row_ptr = logits_ptr + req_idx * vocab_size\n\n    max_val",
         "logprobs",
     ),
-    "log probabilities without subtracting the maximum": (
+    "log probabilities computed without subtracting the maximum": (
         f"{_GPU}/sample/logprob.py",
         "    max_val = max_val.to(tl.float32)",
         "    max_val = max_val.to(tl.float32) * 0",
@@ -218,13 +222,13 @@ ARGUMENTS = {
         'elif ACTIVATION == "none":',
         "gated-norm-sigmoid",
     ),
-    "first row's top-p used for all rows, without top-k": (
+    "first row's top-p used for all rows if there is no top-k": (
         _TOP,
         "    p = tl.load(P + row)\n",
         "    p = tl.load(P)\n",
         "top-p-alone",
     ),
-    "one equal logit more kept than allowed": (
+    "too many tokens with equal logits kept: one more than top-k allows": (
         _TOP,
         "duplicate_keep_mask = (duplicate_count <= num_keep) & duplicate_mask",
         "duplicate_keep_mask = (duplicate_count <= num_keep + 1) & duplicate_mask",
@@ -248,13 +252,13 @@ PACKAGES = {
         "        stride_kn=nheads_kc * dim_kc,",
         "flash-attn/interpreter/cache-strided-float16",
     ),
-    "flash_attn: queries of a call that is not causal rotated at different positions": (
+    "flash_attn: in a call that is not causal, queries are rotated at different positions": (
         f"{_FLASH}/interface_fa.py",
         "        if metadata.causal:     # NOTE",
         "        if True:     # NOTE",
         "flash-attn/interpreter/cache-full-rotary-float16",
     ),
-    "flash_attn: logsumexp of a call with a KV cache in base 2": (
+    "flash_attn: logsumexp is in base 2 if a call has a KV cache": (
         f"{_FLASH}/fwd_decode.py",
         "(g_m + tl.math.log2(g_sum)) / 1.44269504",
         "(g_m + tl.math.log2(g_sum))",
@@ -272,7 +276,7 @@ PACKAGES = {
         "    off_z = tl.program_id(2) % 16\n",
         "flash-attn/interpreter/batch-17-float16",
     ),
-    "liger_kernel: first sequence's positions used for all": (
+    "liger_kernel: first sequence's positions used for all sequences": (
         "liger_kernel/ops/rope.py",
         "        cos_bs == 1,",
         "        cos_bs >= 1,",
@@ -284,7 +288,7 @@ PACKAGES = {
         'if reduction != "none":',
         "liger-loss-sum",
     ),
-    "liger_kernel: only half of tanh's derivative in GeGLU's gradient": (
+    "liger_kernel: GeGLU's gradient has only half of tanh's derivative": (
         "liger_kernel/ops/geglu.py",
         "    term2 = 0.5 * a_row",
         "    term2 = 0.25 * a_row",

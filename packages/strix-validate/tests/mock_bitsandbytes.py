@@ -65,14 +65,14 @@ class Mock:
     def quantize_4bit(self, x, blocksize, compress_statistics, quant_type):
         assert quant_type == "nf4"
         table = NF4.clone()
-        if self.fault == "another table":
+        if self.fault == "another table of codes":
             table[8] = 0.09
         codes, scales = quantize(x, table, blocksize)
-        if self.fault == "truncated":
+        if self.fault == "codes are one too small":
             codes = (codes - 1).clamp(min=0)
         first = codes[::2]
         second = codes[1::2]
-        if self.fault == "nibbles swapped":
+        if self.fault == "nibbles of a byte swapped":
             first, second = second, first
         state = SimpleNamespace(
             blocksize=blocksize,
@@ -84,7 +84,7 @@ class Mock:
         if compress_statistics:
             state.offset = scales.mean()
             state.absmax, inner = quantize(scales - state.offset, make_dynamic_map(True), 256)
-            if self.fault == "offset left out":
+            if self.fault == "offset not subtracted from scales":
                 state.absmax, inner = quantize(scales, make_dynamic_map(True), 256)
             state.state2 = SimpleNamespace(absmax=inner, blocksize=256)
         return (first << 4 | second).to(torch.uint8)[:, None], state
@@ -93,10 +93,10 @@ class Mock:
         scales = state.absmax
         if state.nested:
             scales = dequantize(make_dynamic_map(True)[scales], state.state2.absmax, 256)
-            scales = scales + (0 if self.fault == "offset not added" else state.offset)
+            scales = scales + (0 if self.fault == "offset not added to scales" else state.offset)
         codes = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], 1).flatten().long()
         values = dequantize(NF4[codes], scales, state.blocksize)
-        if self.fault == "scales by row":
+        if self.fault == "blocks of scales counted in each row":
             columns = state.shape[-1]
             block = -(-columns // state.blocksize)
             place = torch.arange(len(codes))
@@ -136,15 +136,17 @@ class Adam:
             for n in (1, 2)
         )
         mean = 0.9 * mean + 0.1 * grad
-        square = 0.999 * square + 0.001 * grad * (1 if self.fault == "not squared" else grad)
-        number = 1 if self.fault == "always the first step" else self.number
+        square = 0.999 * square + 0.001 * grad * (
+            1 if self.fault == "gradient not squared" else grad
+        )
+        number = 1 if self.fault == "step number stays 1" else self.number
         root = square.abs().sqrt() / (1 - 0.999**number) ** 0.5 + 1e-8
-        decay = 0 if self.fault == "no decay" else 1e-3
+        decay = 0 if self.fault == "no weight decay" else 1e-3
         p = p * (1 - decay) - 0.01 * mean / (1 - 0.9**number) / root
-        if self.fault == "last block left out":
+        if self.fault == "last block of parameters not updated":
             p[-77:] = self.p.data[-77:].float()
         self.p.data = p.to(self.p.dtype)
         for n, state in ((1, mean), (2, square)):
             buffers[f"state{n}"], buffers[f"absmax{n}"] = quantize(state, buffers[f"qmap{n}"], 256)
-            if self.fault == "scale of the block before":
+            if self.fault == "scales of the previous block used":
                 buffers[f"absmax{n}"] = buffers[f"absmax{n}"].roll(1)

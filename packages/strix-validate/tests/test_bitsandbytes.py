@@ -12,17 +12,17 @@ from strix_validate.tiers import run_each
 
 #: Faults, each with the check that must catch it.
 FAULTS = {
-    "another table": "nf4-64-float16",
-    "truncated": "nf4-128-float32",
-    "nibbles swapped": "nf4-64-bfloat16",
-    "offset left out": "nf4-nested-64-float16",
-    "offset not added": "nf4-nested-128-bfloat16",
-    "scales by row": "nf4-rows-64-float16",
-    "not squared": "adamw8bit-float32",
-    "always the first step": "adamw8bit-float32",
-    "no decay": "adamw8bit-float32",
-    "last block left out": "adamw8bit-bfloat16",
-    "scale of the block before": "adamw8bit-float32",
+    "another table of codes": "nf4-64-float16",
+    "codes are one too small": "nf4-128-float32",
+    "nibbles of a byte swapped": "nf4-64-bfloat16",
+    "offset not subtracted from scales": "nf4-nested-64-float16",
+    "offset not added to scales": "nf4-nested-128-bfloat16",
+    "blocks of scales counted in each row": "nf4-rows-64-float16",
+    "gradient not squared": "adamw8bit-float32",
+    "step number stays 1": "adamw8bit-float32",
+    "no weight decay": "adamw8bit-float32",
+    "last block of parameters not updated": "adamw8bit-bfloat16",
+    "scales of the previous block used": "adamw8bit-float32",
 }
 #: The checks that the mock can answer.
 NAMES = sorted({*FAULTS.values(), "nf4-rows-128-bfloat16", "nf4-nested-64-float32"})

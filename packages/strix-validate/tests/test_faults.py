@@ -60,12 +60,15 @@ def dropped(q, k, v, dropout_p, is_causal=False, seed=None, shared=False):
 
 BEHAVIOUR = {
     "scores overflow in fp16": (fp16_scores, "large"),
-    "not deterministic": (noisy, "deterministic"),
-    "NaN in one call of a hundred": (rare_nan, "finite"),
+    "results of repeated calls differ": (noisy, "deterministic"),
+    "NaN in one of a hundred calls": (rare_nan, "finite"),
     "NaN for a query without keys": (nan_for_masked, "masked-row"),
     "dropout with a constant seed": (lambda *a, **o: dropped(*a, seed=1, **o), "dropout"),
     "dropout ignored": (lambda *a, dropout_p, **o: attend(*a, **o), "dropout"),
-    "dropout alike in each sequence": (lambda *a, **o: dropped(*a, shared=True, **o), "dropout"),
+    "dropout drops the same weights in each sequence": (
+        lambda *a, **o: dropped(*a, shared=True, **o),
+        "dropout",
+    ),
 }
 
 
@@ -160,17 +163,20 @@ def neighbours_seen(_):
 
 #: By name: the case, and a function that makes wrong results of the case's correct results.
 FLASH = {
-    "keys of neighbours seen": ("varlen", neighbours_seen),
-    "caller's lengths changed": (
+    "a sequence sees the keys of its neighbours": ("varlen", neighbours_seen),
+    "call changes cache_seqlens": (
         "cache",
         lambda results: {"cache_seqlens": results["cache_seqlens"] + 4},
     ),
-    "keys in the wrong row": (
+    "keys written to the wrong row of the cache": (
         "cache-rows",
         lambda results: {"k_cache": results["k_cache"].flip(0)},
     ),
     "dropout with a constant seed": ("dropout", lambda _: {"differing": torch.tensor(0.0)}),
-    "not deterministic": ("deterministic", lambda _: {"differing": torch.tensor(1.0)}),
+    "results of repeated calls differ": (
+        "deterministic",
+        lambda _: {"differing": torch.tensor(1.0)},
+    ),
 }
 
 

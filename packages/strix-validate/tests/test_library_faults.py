@@ -100,22 +100,42 @@ def one_word(view):
 FAULTS = {
     "a tile in the wrong place": (gemm, "multiply", wrong_tile, "gemm/blaslt/qkv-bfloat16"),
     "rows that are never written": (gemm, "multiply", unwritten, "gemm/blaslt/head-float32"),
-    "the last term left out": (gemm, "multiply", short_sum, "gemm/blaslt/square-float32"),
-    "a sum in half precision": (gemm, "multiply", narrow_sum, "gemm/blaslt/down-float16"),
-    "nothing done": (
+    "the last term of a sum left out": (gemm, "multiply", short_sum, "gemm/blaslt/square-float32"),
+    "a sum rounded to the dtype after each step": (
+        gemm,
+        "multiply",
+        narrow_sum,
+        "gemm/blaslt/down-float16",
+    ),
+    "nothing computed": (
         gemm,
         "multiply",
         lambda x, weight, out: None,
         "gemm/blaslt/thin-k64-widened-bfloat16",
     ),
-    "TF32 for float32": (convolution, "convolve", tf32, "conv/native/2d-same-float32"),
-    "the edge left out": (convolution, "convolve", unpadded, "conv/native/1d-speech-float16"),
+    "TF32 used instead of float32": (convolution, "convolve", tf32, "conv/native/2d-same-float32"),
+    "the last column of the output is zero": (
+        convolution,
+        "convolve",
+        unpadded,
+        "conv/native/1d-speech-float16",
+    ),
     "no gradient for weights": (convolution, "convolve", detached, "conv/native/3d-same-bfloat16"),
-    "a part of one column of one factor": (races, "factorise", lagging, "factors/cholesky-float32"),
+    "a wrong part of one column of one factor": (
+        races,
+        "factorise",
+        lagging,
+        "factors/cholesky-float32",
+    ),
     "a wrong eigenvector": (races, "factorise", lagging, "factors/eigh-float64"),
     "a wrong singular vector": (races, "factorise", lagging, "factors/svd-float32"),
-    "rows that were not exchanged": (races, "factorise", without_pivots, "factors/lu-float64"),
-    "a factor of another matrix": (
+    "row exchanges left out": (
+        races,
+        "factorise",
+        without_pivots,
+        "factors/lu-float64",
+    ),
+    "factors of another matrix": (
         races,
         "factorise",
         lambda k, a: factorise(k, a.roll(1, -1)),
@@ -126,7 +146,7 @@ FAULTS = {
         for name, broken in (("a lost summand", lost_summand), ("a neighbour's sum", neighbour))
         for kind in ("float32", "bfloat16")
     },
-    "stale memory read": (host_memory, "read", stale, "host-memory/pinned-read"),
+    "data of the first call read again": (host_memory, "read", stale, "host-memory/pinned-read"),
     "one bit read wrongly": (host_memory, "read", one_word, "host-memory/managed-read"),
     "a store that is lost": (
         host_memory,
@@ -134,7 +154,7 @@ FAULTS = {
         lambda view, values: None,
         "host-memory/pinned-write",
     ),
-    "weights of the wrong rows": (
+    "weights multiplied in the wrong order of rows": (
         host_memory,
         "multiply",
         lambda x, w: x @ w.flip(0).T,

@@ -27,73 +27,76 @@ HALF = torch.float16  # the dtype of sums in kernels that sum in 16 bits
 #: fault, or "" if any check may catch it.
 FAULTS: dict[str, tuple[dict, str]] = {
     "scale off by 1 %": ({"scale": 1.01}, ""),
-    "causal sees one key more": ({"diagonal": 1}, "causal"),
-    "causal sees one key less": ({"diagonal": -1}, "causal"),
-    "causal mask dropped": ({"diagonal": 1 << 20}, ""),
-    "causal mask aligned at the other corner": ({"other_corner": True}, "cross-causal"),
-    "window one key wider": ({"window": 1}, "window"),
-    "window one key narrower": ({"window": -1}, "window"),
+    "causal queries see one key too many": ({"diagonal": 1}, "causal"),
+    "causal queries see one key too few": ({"diagonal": -1}, "causal"),
+    "causal mask ignored": ({"diagonal": 1 << 20}, ""),
+    "causal mask is aligned at the wrong corner": ({"other_corner": True}, "cross-causal"),
+    "window is one key too wide": ({"window": 1}, "window"),
+    "window is one key too narrow": ({"window": -1}, "window"),
     "window ignored": ({"window": 1 << 20}, "window"),
-    "softcap dropped": ({"softcap": False}, "softcap"),
+    "softcap ignored": ({"softcap": False}, "softcap"),
     "query heads read a neighbour's key/value head": ({"neighbour_head": True}, "gqa"),
-    "dk and dv from only one query head of each group": ({"one_head_of_group": True}, "gqa"),
+    "dk and dv come from only one query head of each group": ({"one_head_of_group": True}, "gqa"),
     "last tile of keys left out": ({"skips_partial_tile": True}, "ragged"),
     "last query not written": ({"skips_last_query": True}, "ragged"),
-    "padding after the last key counted": ({"counts_padding": True}, "ragged"),
+    "padding after the last key counts in the sum of weights": ({"counts_padding": True}, "ragged"),
     "keys after the 512th ignored": ({"max_keys": 512}, "blocks"),
     "queries after the 512th not computed": ({"max_queries": 512}, "blocks"),
     "nothing written": ({"max_queries": 0}, ""),
-    "every sequence reads the first one's tensors": ({"first_sequence": True}, ""),
-    "lanes after the end of the head dimension used": ({"padded_lanes": True}, "d72"),
-    "lanes after the 256th ignored": ({"max_lanes": 256}, "d512"),
+    "all sequences read the tensors of the first sequence": ({"first_sequence": True}, ""),
+    "elements after the end of the head dim used": ({"padded_lanes": True}, "d72"),
+    "elements of the head dim after the 256th ignored": ({"max_lanes": 256}, "d512"),
     "strides ignored": ({"contiguous": True}, "strided"),
     "mask applied only to the first tile of keys": ({"mask_of_first_tile": True}, "bool-mask"),
     "mask inverted": ({"inverts_mask": True}, "bool-mask"),
-    "logsumexp in base 2": ({"log_base": 0.6931471805599453}, "lse"),
-    "logsumexp of the last tile alone": ({"lse_of_last_tile": True}, "lse"),
+    "logsumexp is in base 2": ({"log_base": 0.6931471805599453}, "lse"),
+    "logsumexp is that of the last tile alone": ({"lse_of_last_tile": True}, "lse"),
     "dq without the scale": ({"dq_scale": 8.0}, ""),
     "dk without the scale": ({"dk_scale": 8.0}, ""),
     "gradient of keys is zero": ({"dk_scale": 0.0}, ""),
     "dv off by 2 %": ({"dv_scale": 1.02}, ""),
-    "delta left out": ({"no_delta": True}, ""),
-    "backward reads a stale output": ({"stale_out": True}, ""),
-    "dropout not scaled": ({"keep_scale": False}, "dropout"),
-    "backward drops other weights than forward": ({"keep_again": True}, "dropout"),
+    "delta, the sum of grad_out * out, left out": ({"no_delta": True}, ""),
+    "backward pass reads the output of the previous call": ({"stale_out": True}, ""),
+    "weights that dropout keeps are not scaled": ({"keep_scale": False}, "dropout"),
+    "backward pass drops other weights than the forward pass": ({"keep_again": True}, "dropout"),
     "NaN does not reach the results": ({"swallows_nan": True}, "nan"),
     "out summed in 16 bits": ({"sums": HALF}, "sink-key"),
     "dk and dv summed in 16 bits": ({"grad_sums": HALF}, "sink-query"),
     "out summed in 16 bits, in tiles of 16 keys": ({"sums": HALF, "tile": 16}, "sink-key"),
-    "rounding by truncation": ({"truncates": "all"}, ""),
+    "all numbers truncated instead of rounded": ({"truncates": "all"}, ""),
     **{
         f"{name} truncated": ({"truncates": name}, "")
         for name in ("weights", "out", "dq", "dk", "dv")
     },
     "packed keys read at the queries' offsets": ({"queries_for_keys": True}, "varlen"),
-    "sequence without keys left out, later ones move up": (
+    "sequence without keys is left out, and later sequences move up": (
         {"empty_shifts": True},
         "varlen-no-keys",
     ),
     "scale argument ignored": ({"ignores_scale": True}, "scale-"),
     "scale argument multiplied by the default scale": ({"scale_twice": True}, "scale-"),
-    "first sequence's mask used for all": ({"first_mask": True}, "padding-mask"),
-    "first head's mask used for all": ({"one_mask_for_heads": True}, "learned-mask"),
+    "first sequence's mask used for all sequences": ({"first_mask": True}, "padding-mask"),
+    "first head's mask used for all heads": ({"one_mask_for_heads": True}, "learned-mask"),
     "smallest number of a mask overflows in base 2": ({"mask_in_base_2": True}, "least-mask"),
-    "gradient of the mask scaled": ({"dmask_scale": 0.18}, "learned-mask"),
-    "values read with the keys' head dimension": ({"v_lanes_of_keys": True}, "value-dim-72"),
-    "value lanes shifted if values and keys have different head dimensions": (
+    "gradient of the mask multiplied by a scale": ({"dmask_scale": 0.18}, "learned-mask"),
+    "values read with the keys' head dim": ({"v_lanes_of_keys": True}, "value-dim-72"),
+    "values shifted by one element if keys have another head dim": (
         {"v_lanes_shared": True},
         "value-dim",
     ),
-    "dq without delta if it is the only gradient": ({"alone": "dq"}, "gradient-q"),
-    "dk without delta if it is the only gradient": ({"alone": "dk"}, "gradient-k"),
-    "dv off by 5 % if it is the only gradient": ({"alone": "dv"}, "gradient-v"),
+    "dq lacks delta if dq is the only gradient": ({"alone": "dq"}, "gradient-q"),
+    "dk lacks delta if dk is the only gradient": ({"alone": "dk"}, "gradient-k"),
+    "dv off by 5 % if dv is the only gradient": ({"alone": "dv"}, "gradient-v"),
     "stride of 0 replaced by the size of a head": ({"stride_of_size": True}, "expanded"),
-    "query heads per group rounded up to a power of two": (
+    "number of query heads per group rounded up to a power of two": (
         {"group_rounded": True},
         "layer-Llama-3.2-3B",
     ),
     "heads after the 32nd not computed": ({"max_heads": 32}, "heads-40"),
-    "batch times heads: nothing computed after the 65535th": ({"max_planes": 65535}, "heads-65568"),
+    "heads after the 65535th, counted over the batch, not computed": (
+        {"max_planes": 65535},
+        "heads-65568",
+    ),
     "packed tokens after the 65536th not computed": ({"max_tokens": 65536}, "varlen-65600"),
     "sequences after the fourth not computed": ({"max_sequences": 4}, "batch-9"),
     "keys after the 2048th ignored": ({"max_keys": 2048}, "decode-4100"),
@@ -102,30 +105,33 @@ FAULTS: dict[str, tuple[dict, str]] = {
         "cross-causal-long",
     ),
     "NaN does not reach the results of causal calls": ({"swallows_nan_causal": True}, "nan"),
-    "backward computes exp without subtracting the maximum": (
+    "backward pass computes exp without subtracting the maximum": (
         {"no_maximum_backward": True},
         "peaked",
     ),
     "dropout pattern repeats after 64 queries": ({"dropout_tile": (64, 0)}, "dropout"),
     "dropout pattern repeats after 128 keys": ({"dropout_tile": (0, 128)}, "dropout"),
     "ALiBi ignored": ({"ignores_alibi": True}, "alibi-heads"),
-    "first sequence's ALiBi slopes used for all": ({"alibi_of_first": True}, "alibi-batch"),
-    "ALiBi with the wrong sign": ({"alibi_sign": -1.0}, "alibi-heads"),
+    "first sequence's ALiBi slopes used for all sequences": (
+        {"alibi_of_first": True},
+        "alibi-batch",
+    ),
+    "ALiBi slopes have the wrong sign": ({"alibi_sign": -1.0}, "alibi-heads"),
     "rotary angles begin at 0, not at the cache's length": (
         {"rotary_offset": False},
         "cache-rotary",
     ),
-    "rotary pairs of neighbours and of halves swapped": (
+    "rotary embedding pairs neighbours instead of halves, and vice versa": (
         {"rotary_pairs": False},
         "cache-rotary-halves",
     ),
     "new keys not rotated": ({"rotary_keys": False}, "cache-rotary"),
-    "lanes after the rotated ones are zero": ({"keeps_unrotated_lanes": False}, "cache-rotary"),
+    "elements after the rotated ones are zero": ({"keeps_unrotated_lanes": False}, "cache-rotary"),
     "keys and values of a packed tensor swapped": ({"swapped_pack": "kv"}, "packed-kv"),
     "queries and keys of a packed tensor swapped": ({"swapped_pack": "qk"}, "packed-qkv"),
     "window limited to 128 keys on each side": ({"max_window": 128}, "window-blocks"),
-    "single key after whole blocks left out": ({"drops_one_behind": 128}, "length-129"),
-    "causal sees one key more above head dim 128": ({"wide_diagonal": 1}, "d256-causal"),
+    "single key after the last whole block left out": ({"drops_one_behind": 128}, "length-129"),
+    "causal queries see one key too many above head dim 128": ({"wide_diagonal": 1}, "d256-causal"),
     "values read with the keys' strides": ({"values_as_keys": True}, "strided-values"),
     "slice of a cache read as a contiguous tensor": ({"slice_as_whole": True}, "cache"),
     "gradient of a sum applied to the first query only": ({"first_of_sum": True}, "summed"),
@@ -134,9 +140,9 @@ FAULTS: dict[str, tuple[dict, str]] = {
         {"neighbour_of_one": True},
         "layer-Llama-3.1-8B-decode",
     ),
-    "scale off by 2 % at head dim 128, not causal": ({"full_128": 1.02}, "d128-full"),
+    "scale off by 2 % at head dim 128 without a mask": ({"full_128": 1.02}, "d128-full"),
     "decoding: keys after the 256th ignored": ({"max_keys_of_one": 256}, "cache-Llama-3.1-8B"),
-    "flash-attn's decoding: query heads per group rounded up to a power of two": (
+    "flash-attn's decoding: number of query heads per group rounded up to a power of two": (
         {"group_rounded": True},
         "cache-Granite-3.1-3B",
     ),
@@ -144,7 +150,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
         {"neighbour_of_one": True},
         "cache-Llama-3.1-8B",
     ),
-    "flash-attn's decoding: lanes after the 64th ignored": (
+    "flash-attn's decoding: elements of the head dim after the 64th ignored": (
         {"max_lanes_of_one": 64},
         "cache-Llama-3.1-8B",
     ),
@@ -155,16 +161,19 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "padding after the last key makes dq NaN": ({"padding_backward": True}, "low"),
     "running maximum starts at -100": ({"first_maximum": -100.0}, "low"),
     "masked keys get the score -500": ({"shut_out": -500.0}, "low"),
-    "dropout of causal calls not scaled": ({"causal_keep": False}, "dropout"),
+    "weights that dropout keeps are not scaled in causal calls": (
+        {"causal_keep": False},
+        "dropout",
+    ),
     # These faults need two arguments together, which only the combined shapes have.
-    "masks ignored with dropout": ({"mask_without_dropout": True}, "pairs"),
+    "masks ignored in calls with dropout": ({"mask_without_dropout": True}, "pairs"),
     "mask indexed by key/value head, not by query head": ({"mask_by_key_head": True}, "pairs"),
     "slice of a mask read as a contiguous tensor": ({"mask_contiguous": True}, "pairs"),
-    "additive mask for all queries applied to the first one only": (
+    "additive mask that all queries share applied only to the first query": (
         {"mask_of_first_query": True},
         "pairs",
     ),
-    "additive mask of another dtype than the queries ignored": (
+    "additive mask ignored if its dtype is not that of the queries": (
         {"mask_of_own_dtype": True},
         "pairs",
     ),
@@ -172,17 +181,16 @@ FAULTS: dict[str, tuple[dict, str]] = {
         {"first_maximum_added": -100.0},
         "pairs",
     ),
-    "elements of a value shifted if values have a smaller head dim and several heads share them": (
+    "values shifted by one element if heads share them and keys have a larger head dim": (
         {"narrow_in_groups": True},
         "pairs",
     ),
-    "second backward pass adds its dq to the first one's": ({"accumulates": True}, "pairs"),
-    "gradient of a shared mask comes from the first sequence only": (
+    "second backward pass adds its dq to that of the first pass": ({"accumulates": True}, "pairs"),
+    "gradient of a mask that sequences share comes from the first sequence only": (
         {"dmask_of_first": True},
         "pairs",
     ),
-    # These faults show in large batches, in a second block, or with arguments that no other check
-    # passes.
+    # These faults need large batches, a second block, or arguments that no other check passes.
     "sequences after the 32nd not computed": ({"max_sequences": 32}, "batch-33"),
     "heads after the 64th not computed": ({"max_heads": 64}, "heads-72"),
     "above head dim 128, keys after the 256th get no gradient": (
@@ -199,30 +207,30 @@ FAULTS: dict[str, tuple[dict, str]] = {
         {"max_keys_of_one": 4096},
         "cache-4200",
     ),
-    "ALiBi that favours later keys": ({"alibi_signed": True}, "alibi-full"),
+    "ALiBi favours later keys": ({"alibi_signed": True}, "alibi-full"),
     "flash-attn's decoding: ALiBi ignored": ({"ignores_alibi": True}, "cache-alibi-heads"),
-    "flash-attn's decoding: first sequence's ALiBi slopes used for all": (
+    "flash-attn's decoding: first sequence's ALiBi slopes used for all sequences": (
         {"alibi_of_first": True},
         "cache-alibi-batch",
     ),
-    "window without a left bound ignored": ({"open_window": False}, "window-right"),
-    "windowed query before all keys sees the first key": (
+    "window ignored if it has no left bound": ({"open_window": False}, "window-right"),
+    "query that precedes all keys sees the first key in spite of its window": (
         {"window_from_first": True},
         "window-short-k",
     ),
-    "queries of a call that is not causal rotated at different positions": (
+    "in a call that is not causal, queries are rotated at different positions": (
         {"rotary_one_by_one": True},
         "cache-full-rotary",
     ),
-    "cache length for all sequences applied to the first one only": (
+    "cache length for all sequences applied only to the first sequence": (
         {"first_length": True},
         "cache-integer",
     ),
-    "logsumexp of a call with a KV cache in base 2": (
+    "logsumexp is in base 2 if a call has a KV cache": (
         {"log_base": 0.6931471805599453},
         "cache-integer",
     ),
-    "packed sequences: query heads per group rounded up to a power of two": (
+    "packed sequences: number of query heads per group rounded up to a power of two": (
         {"group_rounded_packed": True},
         "layer-Llama-3.2-3B-varlen",
     ),
@@ -230,7 +238,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
 #: Faults that are also planted in a kernel that is wrong only in inference, without gradients.
 INFERENCE = (
     "scale off by 1 %",
-    "causal sees one key more",
+    "causal queries see one key too many",
     "last tile of keys left out",
     "out truncated",
     "out summed in 16 bits",
@@ -243,7 +251,7 @@ FAULTS |= {
 }
 #: Faults that only full checks catch.
 AT_FULL = (
-    "batch times heads: nothing computed after the 65535th",
+    "heads after the 65535th, counted over the batch, not computed",
     "packed tokens after the 65536th not computed",
 )
 

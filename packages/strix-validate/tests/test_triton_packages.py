@@ -24,9 +24,9 @@ from triton_faults import FAULTS as PACKAGE_FAULTS
 
 FAULTS = PACKAGE_FAULTS | coverage_faults.PACKAGES
 CONCH_FAULTS = {
-    "a group's scale": ("w8a16", {"scales": lambda x: x.roll(1, 0)}),
-    "the wrong byte first": ("w8a16", {"codes": lambda x: x << 8 | (x >> 24 & 255)}),
-    "a zero point left out": ("w8a16-zeros", {"zeros": lambda x: x * 0}),
+    "scales of another group used": ("w8a16", {"scales": lambda x: x.roll(1, 0)}),
+    "bytes of a word in the wrong order": ("w8a16", {"codes": lambda x: x << 8 | (x >> 24 & 255)}),
+    "zero points left out": ("w8a16-zeros", {"zeros": lambda x: x * 0}),
 }
 
 
@@ -69,63 +69,75 @@ def _all_rows_but_one(x):
 #: By package and case, and then by fault: the result that the fault changes, and the change.
 SPOILT = {
     (liger, "rms-norm"): {
-        "mean over a padded block": ("out", lambda x: x * (512 / 300) ** 0.5),
-        "no projection": ("dx", lambda x: x * 1.2),
-        "one row's weight gradient": ("dweight", lambda x: x / 5),
+        "mean divides by the size of the padded block": ("out", lambda x: x * (512 / 300) ** 0.5),
+        "projection left out of dx": ("dx", lambda x: x * 1.2),
+        "gradient of the weight comes from one row": ("dweight", lambda x: x / 5),
     },
-    (liger, "rms-norm-eps"): {"another eps": ("out", lambda x: x * 1.2)},
+    (liger, "rms-norm-eps"): {"another eps used": ("out", lambda x: x * 1.2)},
     (liger, "rms-norm-gemma"): {"offset left out": ("out", lambda x: x / 2)},
     (liger, "rope"): {
-        "gradient turned forward": ("dq", lambda x: x.roll(32, -1)),
-        "keys not turned": ("k_out", lambda x: x.roll(1, -1)),
+        "gradient not rotated back": ("dq", lambda x: x.roll(32, -1)),
+        "keys not rotated": ("k_out", lambda x: x.roll(1, -1)),
     },
-    (liger, "rope-partial"): {"all lanes turned": ("q_out", lambda x: x.roll(16, -1))},
+    (liger, "rope-partial"): {"whole head rotated": ("q_out", lambda x: x.roll(16, -1))},
     (liger, "swiglu"): {
-        "slope left out": ("dgate", lambda x: x * 0.9),
-        "gate for up": ("dup", lambda x: x.flip(0)),
+        "derivative of silu left out": ("dgate", lambda x: x * 0.9),
+        "gate used instead of up": ("dup", lambda x: x.flip(0)),
     },
     (liger, "loss"): {
         "ignored labels counted": ("loss", lambda x: x * 7 / 9),
-        "gradient of 1": ("dx", lambda x: x / 2),
+        "gradient of the loss ignored": ("dx", lambda x: x / 2),
     },
     (fla, "gla"): {
-        "last chunk": ("out", lambda x: torch.cat([x[:, :64], x[:, 64:] * 0.9], 1)),
-        "state not decayed": ("last", lambda x: x * 1.1),
-        "gate's gradient": ("dgate", lambda x: x * 0.8),
-        "gradient of keys": ("dk", lambda x: x.flip(1)),
-        "scale": ("dq", lambda x: x * 8),
+        "last chunk wrong": (
+            "out",
+            lambda x: torch.cat([x[:, :64], x[:, 64:] * 0.9], 1),
+        ),
+        "state does not decay": ("last", lambda x: x * 1.1),
+        "gradient of the gate wrong": ("dgate", lambda x: x * 0.8),
+        "gradient of keys in the wrong order": ("dk", lambda x: x.flip(1)),
+        "scale left out of dq": ("dq", lambda x: x * 8),
     },
     (fla, "gdn-decode"): {
-        "another sequence's state": ("last", lambda x: x.flip(0)),
+        "state of another sequence": ("last", lambda x: x.flip(0)),
         "keys not normalized": ("out", lambda x: x * 1.02),
     },
     (fla, "gdn-packed"): {
-        "sequences joined": ("out", lambda x: torch.cat([x[:, :70], x[:, 70:] + 0.05], 1)),
-        "beta's gradient": ("dbeta", lambda x: x * 0.7),
-        "value's gradient": ("dv", lambda x: x.roll(1, 1)),
+        "two sequences treated as one": (
+            "out",
+            lambda x: torch.cat([x[:, :70], x[:, 70:] + 0.05], 1),
+        ),
+        "gradient of beta wrong": ("dbeta", lambda x: x * 0.7),
+        "gradient of values shifted by one token": ("dv", lambda x: x.roll(1, 1)),
     },
     (sage, "edge"): {
-        "weights of keys past the end": ("out", lambda x: x * 100 / 128),
-        "caller's keys changed": ("keys", lambda x: x - x.mean(2, keepdim=True)),
+        "keys past the end get a share of the weights": ("out", lambda x: x * 100 / 128),
+        "call changes the caller's keys": ("keys", lambda x: x - x.mean(2, keepdim=True)),
     },
     (sage, "causal"): {
-        "last block": ("out", lambda x: torch.cat([x[..., :192, :], x[..., 192:, :] * 1.01], -2)),
-        "first row": ("out", lambda x: torch.cat([x[..., :1, :] * 0, x[..., 1:, :]], -2)),
+        "last block wrong": (
+            "out",
+            lambda x: torch.cat([x[..., :192, :], x[..., 192:, :] * 1.01], -2),
+        ),
+        "first row not written": (
+            "out",
+            lambda x: torch.cat([x[..., :1, :] * 0, x[..., 1:, :]], -2),
+        ),
     },
     (sage, "full"): {
-        "another group": ("out", lambda x: x[:, [1, 2, 3, 0]]),
-        "scale of a block": ("out", lambda x: x * 1.01),
-        "another batch": ("out", lambda x: x.flip(0)),
-        "head dimension": ("out", lambda x: x.roll(1, -1)),
+        "keys of another group of heads used": ("out", lambda x: x[:, [1, 2, 3, 0]]),
+        "scale of another block used": ("out", lambda x: x * 1.01),
+        "result of another sequence of the batch": ("out", lambda x: x.flip(0)),
+        "elements of the head dim shifted by one": ("out", lambda x: x.roll(1, -1)),
     },
     (gguf, "q8_1"): {  # this case does not need the package gguf
-        "scales of another group": ("out", lambda x: x * 1.02),
-        "another expert": ("experts", lambda x: x.roll(1, 0)),
-        "one row": ("weights", _all_rows_but_one),
+        "scales of another group used": ("out", lambda x: x * 1.02),
+        "result of another expert": ("experts", lambda x: x.roll(1, 0)),
+        "one row not written": ("weights", _all_rows_but_one),
     },
     (sage, "packed"): {
-        "sequences joined": ("out", lambda x: x.roll(1, 0)),
-        "one row": ("out", _all_rows_but_one),
+        "two sequences treated as one": ("out", lambda x: x.roll(1, 0)),
+        "one row not written": ("out", _all_rows_but_one),
     },
 }
 

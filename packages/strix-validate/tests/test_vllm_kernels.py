@@ -38,21 +38,24 @@ FAULTS = {
     "window off by one": ("decode-window", {"window": 17}),
     "softcap ignored": ("prefill-softcap", {"softcap": 0.0}),
     "sinks ignored": ("decode-sinks", {"sinks": False}),
-    "scale of fp8 ignored": ("prefill-fp8-kv", {"fp8": False}),
-    "neighbours for halves": ("rope", {"neox": False}),
+    "scales of an fp8 cache ignored": ("prefill-fp8-kv", {"fp8": False}),
+    "neighbouring elements rotated instead of halves": ("rope", {"neox": False}),
     "softmax_scale ignored": ("prefill-scale", {"scale": None}),
     "softmax_scale ignored in decoding": ("decode-scale", {"scale": None}),
     "ALiBi ignored": ("prefill-alibi", {"alibi": False}),
     "ALiBi ignored in decoding": ("decode-alibi", {"alibi": False}),
-    "scales of fp8 ignored in decoding": ("decode-fp8-kv", {"fp8": False}),
-    "window of 512 at most": ("prefill-window-600", {"window": 512}),
-    "softcap of large scores left out": ("prefill-softcap-large", {"softcap": 0.0}),
-    "another eps": ("rms-norm-eps", {"eps": 1e-6}),
-    "sections one after the other": ("rope-interleaved", {"interleaved": False}),
-    "causal where it is not": ("prefill-not-causal", {"causal": True}),
-    "scales of the cache's writer ignored": ("reshape-and-cache-fp8", {"fp8": False}),
+    "scales of an fp8 cache ignored in decoding": ("decode-fp8-kv", {"fp8": False}),
+    "window limited to 512 keys": ("prefill-window-600", {"window": 512}),
+    "softcap left out for large scores": ("prefill-softcap-large", {"softcap": 0.0}),
+    "another eps used": ("rms-norm-eps", {"eps": 1e-6}),
+    "interleaved rotary sections read as contiguous": ("rope-interleaved", {"interleaved": False}),
+    "causal mask in a call that is not causal": ("prefill-not-causal", {"causal": True}),
+    "scales ignored when keys and values are written to an fp8 cache": (
+        "reshape-and-cache-fp8",
+        {"fp8": False},
+    ),
     "a model's window ignored": ("model-window", {"window": 0}),
-    "routed twice": ("moe-unrouted", {"routed": True}),
+    "router's weights applied although they must not be": ("moe-unrouted", {"routed": True}),
 }
 
 
@@ -150,11 +153,15 @@ def test_the_platform_is_gfx1151():
 
 #: By name: a text of the mock's kernel, the text that replaces it, and the tier that must fail.
 SOURCE_FAULTS = {
-    "weight left out": ("x * scale * w", "x * scale", "emulated"),
-    "last block counted as full": ("/ n_cols", "/ BLOCK_SIZE", "attention"),
-    "past the end": ("mask=inside)", "mask=column < BLOCK_SIZE)", "emulated"),
-    "does not compile": ("tl.sum(x * x)", "tl.dot(x, x)", "kernels"),
-    "no such function": ("def rms_norm_batch", "def rms_norm", "attention"),
+    "weight of the norm left out": ("x * scale * w", "x * scale", "emulated"),
+    "mean divides by the size of the padded block": ("/ n_cols", "/ BLOCK_SIZE", "attention"),
+    "mask lets a block go past the end of a row": (
+        "mask=inside)",
+        "mask=column < BLOCK_SIZE)",
+        "emulated",
+    ),
+    "kernel does not compile": ("tl.sum(x * x)", "tl.dot(x, x)", "kernels"),
+    "function has another name": ("def rms_norm_batch", "def rms_norm", "attention"),
 }
 TIERS = {"kernels": kernels, "attention": attention, "emulated": emulated}
 

@@ -61,7 +61,7 @@ class Kernel:
         mask_in_base_2: Additive masks are rounded in base 2, and a tile of infinities has no guard.
         dmask_scale: Factor of the mask's gradient.
         v_lanes_of_keys: Values are read with the head dim of keys. Further lanes are 0.
-        v_lanes_shared: Lanes of values are shifted by one if values and keys differ in head dim.
+        v_lanes_shared: Values are shifted by one element if keys have another head dim.
         alone: "dq", "dk" or "dv": this gradient is wrong if it is the only one.
         stride_of_size: A stride of 0 between heads is replaced by the size of a head.
         group_rounded: The number of query heads in a group is rounded up to a power of two.
@@ -107,8 +107,8 @@ class Kernel:
         mask_of_first_query: An additive mask that all queries share applies only to the first one.
         mask_of_own_dtype: An additive mask of another dtype than q is ignored.
         first_maximum_added: first_maximum, in calls with an additive mask.
-        narrow_in_groups: Lanes of values are shifted by one if values are narrower than keys and
-            query heads share them.
+        narrow_in_groups: Values are shifted by one element if query heads share them and keys have
+            a larger head dim.
         accumulates: A second backward pass adds its dq to the first one's.
         dmask_of_first: The gradient of a mask that sequences share comes from the first one only.
         full_128: Factor of the scale for head dim 128 without any mask.

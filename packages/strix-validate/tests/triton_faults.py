@@ -2,7 +2,7 @@
 """Faults to plant in Triton packages: (file, its text, the new text, the check that must fail)."""
 
 FAULTS = {
-    "liger_kernel: mean over the padded block": (
+    "liger_kernel: mean divides by the size of the padded block": (
         "liger_kernel/ops/rms_norm.py",
         "mean_square = tl.sum(X_row * X_row, axis=0) / n_cols",
         "mean_square = tl.sum(X_row * X_row, axis=0) / BLOCK_SIZE",
@@ -27,7 +27,7 @@ FAULTS = {
         "",
         "liger-rms-norm",
     ),
-    "liger_kernel: gradient of the weight from the last row only": (
+    "liger_kernel: gradient of the weight comes from the last row only": (
         "liger_kernel/ops/rms_norm.py",
         "                dW_row += dY_row * (X_row * rstd_row).to(X_dtype)",
         "                dW_row = dY_row * (X_row * rstd_row).to(X_dtype)",
@@ -39,7 +39,7 @@ FAULTS = {
         "        BACKWARD_PASS=False,",
         "liger-rope",
     ),
-    "liger_kernel: rotary halves of the whole head, not of its rotated part": (
+    "liger_kernel: rotary embedding pairs halves of the whole head, not of its rotated part": (
         "liger_kernel/ops/rope.py",
         "    second_half_q_offsets = first_half_q_offsets + (rd // 2)",
         "    second_half_q_offsets = first_half_q_offsets + (hd // 2)",
@@ -148,7 +148,7 @@ FAULTS = {
         "stride_h_v, stride_seq_v = v.stride(0), v.stride(1), v.stride(2)",
         "sage-nhd",
     ),
-    "sageattention: lanes of values after the 64th ignored": (
+    "sageattention: elements of values after the 64th ignored": (
         "sageattention/attn_qk_int8_per_block.py",
         "        v = tl.load(V_ptrs, mask = offs_n[:, None] < (kv_len - start_n))",
         "        lane = tl.arange(0, HEAD_DIM)[None, :] < 64\n"
@@ -174,7 +174,7 @@ FAULTS = {
         "",
         "sage-edge",
     ),
-    "sageattention: patch 0001 left out, packed": (
+    "sageattention: patch 0001 left out for packed sequences": (
         "sageattention/attn_qk_int8_block_varlen.py",
         "        qk += tl.where(offs_n[None, :] < (kv_len - start_n), 0, -1.0e6)\n",
         "",
@@ -192,7 +192,7 @@ FAULTS = {
         "        k -= km",
         "sage-full",
     ),
-    "sageattention: diagonal masked": (
+    "sageattention: causal mask hides the diagonal": (
         "sageattention/attn_qk_int8_per_block_causal.py",
         "            mask = offs_m[:, None] >= (start_n + offs_n[None, :])",
         "            mask = offs_m[:, None] > (start_n + offs_n[None, :])",
@@ -204,19 +204,19 @@ FAULTS = {
         "",
         "sage-causal",
     ),
-    "sageattention: keys of another group": (
+    "sageattention: query heads read keys of another group": (
         "sageattention/attn_qk_int8_per_block.py",
         "off_h // num_kv_groups) * stride_kh",
         "off_h % num_kv_groups) * stride_kh",
         "sage-full",
     ),
-    "sageattention: rescaling left out": (
+    "sageattention: earlier part of the output not rescaled": (
         "sageattention/attn_qk_int8_per_block.py",
         "        acc = acc * alpha[:, None]\n",
         "",
         "sage-full",
     ),
-    "sageattention: scale off by 1/127": (
+    "sageattention: scale is the maximum / 128, not / 127": (
         "sageattention/quant_per_block.py",
         "scale = tl.max(tl.abs(x)) / 127.",
         "scale = tl.max(tl.abs(x)) / 128.",
@@ -234,7 +234,7 @@ FAULTS = {
         "        pass",
         "sage-full",
     ),
-    "sageattention: first block's scale used for all, causal": (
+    "sageattention: in causal calls, first block's scale used for all blocks": (
         "sageattention/attn_qk_int8_per_block_h96_causal.py",
         "        K_scale_ptr += 1\n",
         "",
@@ -246,44 +246,44 @@ FAULTS = {
         "        l_i = l_i + l_ij",
         "sage-packed",
     ),
-    "vllm_gguf_plugin: Q4_K without the highest bits of a minimum": (
+    "vllm_gguf_plugin: highest bits of a minimum of Q4_K left out": (
         "vllm_gguf_plugin/triton/gemm/k_quant/q4_k.py",
         "                min_q = (hi >> 4) | ((lo_m >> 6) << 4)",
         "                min_q = hi >> 4",
         "gguf-q4_k",
     ),
-    "vllm_gguf_plugin: Q3_K with the highest bits of the other half": (
+    "vllm_gguf_plugin: codes of Q3_K get the highest bits of the other half": (
         "vllm_gguf_plugin/triton/gemm/k_quant/q3_k.py",
         "hm_mask = 1 << (4 * group + j)",
         "hm_mask = 1 << j",
         "gguf-q3_k",
     ),
-    "vllm_gguf_plugin: Q6_K without subtracting 32 from codes": (
+    "vllm_gguf_plugin: codes of Q6_K used without subtracting 32": (
         "vllm_gguf_plugin/triton/gemm/k_quant/q6_k.py",
         "q_tile = (q - 32.0) * scale[:, None]",
         "q_tile = q * scale[:, None]",
         "gguf-q6_k",
     ),
-    "vllm_gguf_plugin: IQ3_S with an index of eight bits, not nine": (
+    "vllm_gguf_plugin: index of IQ3_S has eight bits, not nine": (
         "vllm_gguf_plugin/triton/gemm/iq_quant/iq3_s.py",
         "((qh << (7 - 2 * il)) & 0x100)",
         "((qh << (7 - 2 * il)) & 0)",
         "gguf-iq3_s",
     ),
-    "vllm_gguf_plugin: IQ1_M with offsets of the opposite sign": (
+    "vllm_gguf_plugin: offsets of IQ1_M have the opposite sign": (
         "vllm_gguf_plugin/triton/dequantize/iq_quant/iq1_m.py",
         "!= 0, -9.0, -7.0)",
         "!= 0, -7.0, -9.0)",
         "gguf-iq1_m",
     ),
-    "vllm_gguf_plugin: first expert's weights used for all": (
+    "vllm_gguf_plugin: first expert's weights used for all experts": (
         "vllm_gguf_plugin/triton/fused_moe/standard_quant/q8_0.py",
         "expert * stride_we",
         "0 * stride_we",
         "gguf-q8_0",
     ),
-    # Only the lanes, heads and sizes of real models show the following faults.
-    "fla: lanes of a state after the 64th do not decay": (
+    # The following faults need the head dims, heads and other sizes of real models.
+    "fla: state decays only in the first 64 elements of the key head dim": (
         "fla/ops/common/chunk_delta_h.py",
         "                b_h2 *= b_g_last\n",
         "                b_h2 *= 1.0\n",
@@ -301,7 +301,7 @@ FAULTS = {
         "(tl.arange(0, pad_n_kh)[:, None] < min(n_kh, 2))",
         "liger-rope-Llama-3.1-8B",
     ),
-    "sageattention: first block's scale used for all, not causal": (
+    "sageattention: without a mask, first block's scale used for all blocks": (
         "sageattention/attn_qk_int8_per_block_h96.py",
         "        K_scale_ptr += 1\n",
         "",

@@ -21,13 +21,13 @@ SAMPLING = {
         "                    p = tl.load(P)",
         "top-k-top-p",
     ),
-    "exp without subtracting the maximum": (
+    "exp computed without subtracting the maximum": (
         _TOP,
         "probs_blk = probs_blk - max_logit\n",
         "probs_blk = probs_blk\n",
         "top-k-top-p-low",
     ),
-    "penalties of another request": (
+    "repetition penalty of another request used": (
         f"{_GPU}/sample/penalties.py",
         "rep_penalty = tl.load(repetition_penalty_ptr + req_state_idx)",
         "rep_penalty = tl.load(repetition_penalty_ptr + token_idx % 4)",
@@ -39,7 +39,7 @@ SAMPLING = {
         "1.0 / scale",
         "penalties",
     ),
-    "drafted tokens not counted": (
+    "penalties do not count drafted tokens": (
         f"{_GPU}/sample/penalties.py",
         "tl.range(pos)",
         "tl.range(pos * 0)",
@@ -51,7 +51,7 @@ SAMPLING = {
         "output_bin_mask",
         "penalties",
     ),
-    "min-p without its logarithm": (
+    "threshold of min-p computed without the logarithm": (
         f"{_GPU}/sample/min_p.py",
         "max_val + tl.log(min_p)",
         "max_val - min_p",
@@ -71,7 +71,7 @@ SAMPLING = {
     ),
 }
 MLA = {
-    "rotary lanes left out of latent attention's scores": (
+    "latent attention's scores leave out the rotary part of the head dim": (
         f"{_OPS}/triton_decode_attention.py",
         "qk += tl.dot(qpe, kpe.to(qpe.dtype))",
         "qk += 0.0",
@@ -83,25 +83,25 @@ MLA = {
         "< split_kv_end), qk, -100.0",
         "mla-decode-low",
     ),
-    "maximum of merged states never below -100": (
+    "merged states: the maximum never falls below -100": (
         f"{_OPS}/triton_merge_attn_states.py",
         "max_lse = tl.maximum(p_lse, s_lse)",
         "max_lse = tl.maximum(tl.maximum(p_lse, s_lse), -100.0)",
         "merge-states-low",
     ),
-    "splits merged without rescaling": (
+    "splits of the keys merged without rescaling": (
         f"{_OPS}/triton_decode_attention.py",
         "            acc *= old_scale\n",
         "",
         "mla-decode",
     ),
-    "split reads one key too many": (
+    "each split of the keys reads one key too many": (
         f"{_OPS}/triton_decode_attention.py",
         "tl.minimum(split_kv_start + kv_len_per_split, ",
         "tl.minimum(split_kv_start + kv_len_per_split + 1, ",
         "mla-decode",
     ),
-    "scale of FP8 keys ignored for rotary lanes": (
+    "scale of FP8 keys ignored in the rotary part of the head dim": (
         f"{_OPS}/triton_decode_attention.py",
         "kpe = (kpe.to(tl.float32) * ks)",
         "kpe = (kpe.to(tl.float32))",
@@ -115,19 +115,19 @@ MLA = {
     ),
 }
 LINEAR_ATTENTION = {
-    "state does not decay": (
+    "linear attention's state does not decay": (
         f"{_FLA}/fused_recurrent.py",
         "b_h *= exp(g_val)",
         "b_h *= 1.0",
         "gdn-decode",
     ),
-    "beta left out": (
+    "linear attention leaves out beta": (
         f"{_FLA}/fused_recurrent.py",
         "b_v *= beta_val",
         "b_v *= 1.0",
         "gdn-decode",
     ),
-    "state read for a sequence that has none": (
+    "linear attention reads a state for a sequence that has none": (
         f"{_FLA}/fused_recurrent.py",
         "    if state_idx <= 0:\n        zero",
         "    if state_idx < 0:\n        zero",
@@ -139,7 +139,7 @@ LINEAR_ATTENTION = {
         "tl.store(conv_state_ptrs_target, new_conv_state, mask & False)",
         "conv1d",
     ),
-    "gate without its sigmoid": (
+    "gated norm leaves out the sigmoid of the gate": (
         f"{_FLA}/layernorm_guard.py",
         "            y *= z * tl.sigmoid(z)",
         "            y *= z",
@@ -147,13 +147,13 @@ LINEAR_ATTENTION = {
     ),
 }
 QUANTIZED = {
-    "AWQ's codes unpacked in the order of their bits": (
+    "AWQ: codes unpacked in the order of their bits, not in AWQ's order": (
         f"{_LAYERS}/quantization/awq_triton.py",
         "    shifts = reverse_awq_order_tensor * 4",
         "    shifts = tl.arange(0, 8) * 4 + reverse_awq_order_tensor * 0",
         "awq",
     ),
-    "AWQ's zero points cut to three bits": (
+    "AWQ: zero points cut to three bits": (
         f"{_LAYERS}/quantization/awq_triton.py",
         "zeros = (zeros >> shifts) & 0xF",
         "zeros = (zeros >> shifts) & 0x7",
@@ -238,8 +238,8 @@ _NEXT_SLOT = (
 )
 _FIRST_EXPERT = ("tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)")
 _KV_HEADS = "(num_query_heads // num_queries_per_kv)"
-#: Faults in strides, which show because the server's tensors are slices or interleaved, and faults
-#: that show only with batches of several tiles, several heads of keys, or a few queries.
+#: Faults in strides, which have an effect because the server's tensors are slices or interleaved.
+#: The other faults need batches of several tiles, several key heads, or a few queries.
 LAYOUT = {
     "queries read as contiguous": (_UNIFIED, *_ROWS, "prefill"),
     "queries read as contiguous in decoding": (_UNIFIED, *_ROWS, "decode"),
@@ -267,7 +267,7 @@ LAYOUT = {
         "        value_stride=n,",
         "reshape-and-cache",
     ),
-    "cache slots written as contiguous": (
+    "keys and values written as if cache slots were contiguous": (
         _WRITER,
         "    page_stride = key_cache.stride()[1]",
         "    page_stride = num_heads * head_size",
@@ -303,7 +303,7 @@ LAYOUT = {
         "i_h % Hg",
         "gdn-prefill",
     ),
-    "last chunk left out if it is full": (
+    "linear attention leaves out the last chunk if it is full": (
         f"{_FLA}/chunk_delta_h.py",
         "        NT = tl.cdiv(T, BT)",
         "        NT = tl.cdiv(T, BT) - (1 if T % BT == 0 else 0)",
@@ -333,7 +333,11 @@ LAYOUT = {
         "offs_am = tl.arange(0, BLOCK_SIZE_M) % M",
         "fp8-blocks",
     ),
-    "unsorted tokens all use the first expert": (_MOE, *_FIRST_EXPERT, "moe-one-token"),
+    "all tokens use the first expert if they are not sorted by expert": (
+        _MOE,
+        *_FIRST_EXPERT,
+        "moe-one-token",
+    ),
     "last group of tiles treated as a full group": (
         _MOE,
         "group_size_m = min(num_pid_m - first_pid_m, GROUP_SIZE_M)",
@@ -348,8 +352,8 @@ ATTENTION = {
     "masked keys get the score -100 in decoding": (_UNIFIED, *_MASKED, "decode-low"),
     "queries see one future key": (_HELPERS, *_BEYOND, "prefill"),
     "queries of a mixed batch see one future key": (_HELPERS, *_BEYOND, "mixed"),
-    "window one key wider": (_HELPERS, *_WIDER, "prefill-window"),
-    "window one key wider in decoding": (_HELPERS, *_WIDER, "decode-window"),
+    "window is one key too wide": (_HELPERS, *_WIDER, "prefill-window"),
+    "window is one key too wide in decoding": (_HELPERS, *_WIDER, "decode-window"),
     "window limited to 512 keys": (
         _HELPERS,
         "q_abs - SLIDING_WINDOW + 1",
@@ -380,7 +384,7 @@ ATTENTION = {
         "seq_mask = seq_offset[None, :] <= query_abs_pos",
         "prefill-not-causal",
     ),
-    "one key after an encoder's last one visible": (
+    "queries see one key after an encoder's last key": (
         _HELPERS,
         "seq_mask = seq_offset[None, :] < seq_len",
         "seq_mask = seq_offset[None, :] <= seq_len",
@@ -388,14 +392,22 @@ ATTENTION = {
     ),
     "key scale used for values": (_UNIFIED, *_KEYS_SCALE, "prefill-fp8-kv"),
     "key scale used for values in decoding": (_UNIFIED, *_KEYS_SCALE, "decode-fp8-kv"),
-    "groups of 3 query heads treated as 2": (_UNIFIED, *_GROUP, "layer-Phi-4-mini-window-prefill"),
-    "groups of 3 query heads treated as 2 in decoding": (
+    "groups of 3 query heads treated as groups of 2": (
+        _UNIFIED,
+        *_GROUP,
+        "layer-Phi-4-mini-window-prefill",
+    ),
+    "groups of 3 query heads treated as groups of 2 in decoding": (
         _UNIFIED,
         *_GROUP,
         "layer-Granite-3.1-3B-A800M-decode-fp8",
     ),
-    "groups of 7 query heads treated as 6": (_UNIFIED, *_GROUP, "layer-Qwen2.5-0.5B-prefill"),
-    "groups of 7 query heads treated as 6 in decoding": (
+    "groups of 7 query heads treated as groups of 6": (
+        _UNIFIED,
+        *_GROUP,
+        "layer-Qwen2.5-0.5B-prefill",
+    ),
+    "groups of 7 query heads treated as groups of 6 in decoding": (
         _UNIFIED,
         *_GROUP,
         "layer-Qwen2.5-7B-decode-fp8",
@@ -406,31 +418,47 @@ ATTENTION = {
         f"{_BLOCKS} & 32767",
         "prefill-block-33000",
     ),
-    "only four sequences found": (_HELPERS, *_FOURTH, "prefill-batch6"),
-    "only four sequences found in decoding": (_HELPERS, *_FOURTH, "decode-batch6"),
-    "only 128 of 256 lanes read": (_UNIFIED, *_LANES, "layer-Gemma-3-1B-window-prefill"),
-    "only 128 of 256 lanes read in decoding": (_UNIFIED, *_LANES, "layer-Gemma-2-9B-decode-fp8"),
-    "only 128 of 512 lanes read": (_UNIFIED, *_LANES, "layer-Gemma-4-31B-prefill"),
-    "only 128 of 512 lanes read in decoding": (_UNIFIED, *_LANES, "layer-Gemma-4-31B-decode-fp8"),
+    "search for a sequence finds only the first four": (_HELPERS, *_FOURTH, "prefill-batch6"),
+    "search for a sequence finds only the first four in decoding": (
+        _HELPERS,
+        *_FOURTH,
+        "decode-batch6",
+    ),
+    "only 128 elements of head dim 256 read": (
+        _UNIFIED,
+        *_LANES,
+        "layer-Gemma-3-1B-window-prefill",
+    ),
+    "only 128 elements of head dim 256 read in decoding": (
+        _UNIFIED,
+        *_LANES,
+        "layer-Gemma-2-9B-decode-fp8",
+    ),
+    "only 128 elements of head dim 512 read": (_UNIFIED, *_LANES, "layer-Gemma-4-31B-prefill"),
+    "only 128 elements of head dim 512 read in decoding": (
+        _UNIFIED,
+        *_LANES,
+        "layer-Gemma-4-31B-decode-fp8",
+    ),
     "keys after the 2048th ignored in decoding": (
         _HELPERS,
         "(segm_idx_or_0 + 1) * tiles_per_segment_or_0, tile_end)",
         "(segm_idx_or_0 + 1) * tiles_per_segment_or_0, min(tile_end, 2048 // TILE_SIZE))",
         "decode-2100",
     ),
-    "segments merged without rescaling": (
+    "segments of the keys merged without rescaling": (
         _UNIFIED,
         "    segm_output *= segment_scale[:, None]\n",
         "",
         "decode",
     ),
-    "blocks of 1056 slots treated as 1024": (
+    "blocks of 1056 slots treated as blocks of 1024": (
         _UNIFIED,
         "(seq_offset % BLOCK_SIZE)[None, :]",
         "(seq_offset % 1024)[None, :]",
         "decode-d80-block1056",
     ),
-    "lanes of padding read": (
+    "padding of the head dim read": (
         _UNIFIED,
         _LANES[0],
         "tl.where(offs_d < HEAD_SIZE_PADDED, 1, 0)",
@@ -451,19 +479,19 @@ ATTENTION = {
         "key_load",
         "reshape-and-cache-fp8",
     ),
-    "rotary section used for a second axis": (
+    "rotary section of one axis also used for a second axis": (
         _ROPE,
         "((cos_offsets % 3) == 1)",
         "((cos_offsets % 3) >= 1)",
         "rope-interleaved",
     ),
-    "rotary section one lane too short": (
+    "rotary section is one element too short": (
         _ROPE,
         "(cos_offsets < h_end)",
         "(cos_offsets < h_end - 1)",
         "rope",
     ),
-    "rotary halves of the whole head, not of its rotated part": (
+    "rotary embedding pairs halves of the whole head, not of its rotated part": (
         _ROPE,
         "second_q_offsets = first_q_offsets + (rd // 2)",
         "second_q_offsets = first_q_offsets + (hd // 2)",
@@ -482,7 +510,7 @@ ATTENTION = {
         "sum_sq / BLOCK_SIZE",
         "rms-norm",
     ),
-    "experts: padding of the last tile counted as ones": (
+    "experts: padding of the last tile read as ones": (
         _MOE,
         "b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_SIZE_K, other=0.0)",
         "b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_SIZE_K, other=1.0)\n"
@@ -495,7 +523,7 @@ ATTENTION = {
         "b_bias_ptr",
         "moe-bias",
     ),
-    "bias of experts halved": (
+    "only half of an expert's bias added": (
         _MOE,
         "    if HAS_BIAS:\n        accumulator += bias[None, :]\n",
         "    if HAS_BIAS:\n        accumulator += 0.5 * bias[None, :]\n",
@@ -513,7 +541,7 @@ ATTENTION = {
         "b_scale = tl.load(b_scale_ptrs)",
         "moe-fp8",
     ),
-    "experts in 4 bits: even columns' zero points used for odd ones": (
+    "experts in 4 bits: zero points of even columns used for odd columns": (
         _MOE,
         "b_zp_shifter = (offs_bn[None, :] % 2) * 4",
         "b_zp_shifter = (offs_bn[None, :] % 1) * 4",
@@ -521,21 +549,24 @@ ATTENTION = {
     ),
     "whole model: queries see one future key": (_HELPERS, *_BEYOND, "model"),
     "whole model: keys and values written to the next slot": (_WRITER, *_NEXT_SLOT, "model"),
-    "whole model: window one key wider": (_HELPERS, *_WIDER, "model-window"),
+    "whole model: window is one key too wide": (_HELPERS, *_WIDER, "model-window"),
     "whole model: first expert used for all tokens": (_MOE, *_FIRST_EXPERT, "model-experts"),
     **{
         f"whole model: {name}": (*LINEAR_ATTENTION[fault][:3], "model-hybrid")
         for name, fault in (
-            ("state does not decay", "state does not decay"),
-            ("beta left out", "beta left out"),
+            ("linear attention's state does not decay", "linear attention's state does not decay"),
+            ("linear attention leaves out beta", "linear attention leaves out beta"),
             ("convolution's state not written", "convolution's state not written"),
-            ("gate without its sigmoid", "gate without its sigmoid"),
+            (
+                "gated norm leaves out the sigmoid of the gate",
+                "gated norm leaves out the sigmoid of the gate",
+            ),
         )
     },
 }
-#: Faults that only the lanes, groups, ranks and sizes of models show.
+#: Faults that need the head dims, group sizes, ranks and other sizes of real models.
 GENERATED = {
-    "token index computed with at most 8 experts per token": (
+    "token index computed as if a token had at most 8 experts": (
         _MOE,
         "offs_token[:, None] // top_k * stride_am + offs_k[None, :] * stride_ak",
         "offs_token[:, None] // min(top_k, 8) * stride_am + offs_k[None, :] * stride_ak",
@@ -559,19 +590,19 @@ GENERATED = {
         "first_k_mask = (tl.arange(0, pad_n_kh)[:, None] < min(n_kh, 2))",
         "rope-Qwen3-8B",
     ),
-    "linear attention with two value heads per key head, whatever the model": (
+    "linear attention always uses two value heads per key head": (
         f"{_FLA}/fused_recurrent.py",
         "i_h = i_hv // (HV // H)",
         "i_h = i_hv // 2",
         "gdn-Qwen3.6-27B-one",
     ),
-    "only 64 lanes of a state used": (
+    "linear attention uses only 64 elements of the key head dim": (
         f"{_FLA}/fused_recurrent.py",
         "mask_k = o_k < K",
         "mask_k = o_k < min(K, 64)",
         "gdn-Qwen3-Next-80B-A3B-one",
     ),
-    "lanes of a state after the 64th do not decay": (
+    "linear attention's state decays only in the first 64 elements of the key head dim": (
         f"{_FLA}/chunk_delta_h.py",
         "                b_h2 *= b_g_last\n",
         "                b_h2 *= 1.0\n",
@@ -610,7 +641,7 @@ GENERATED = {
 }
 #: Faults that other tiers catch. The tier's name precedes the check's.
 TIERS = {
-    "prefill tile of twice the size exceeds LDS": (
+    "prefill tile has twice the size and exceeds LDS": (
         _UNIFIED,
         "    TILE_SIZE_PREFILL = _get_tile_size(",
         "    TILE_SIZE_PREFILL = 2 * _get_tile_size(",
