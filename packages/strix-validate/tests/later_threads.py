@@ -80,7 +80,7 @@ TORCH = {
             )
         },
     ),
-    "ROCm/TheRock#7839 mended": Machine(
+    "ROCm/TheRock#7839 with the wheel of gfx1151": Machine(
         VENV
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | wheels(VENV_SITE, "10.0.0", "rocm_sdk_core", "rocm_sdk_libraries")
@@ -97,7 +97,7 @@ TORCH = {
             )
         },
     ),
-    "kyuz0/amd-strix-halo-vllm-toolboxes#61 the day before": Machine(
+    "kyuz0/amd-strix-halo-vllm-toolboxes#61 with an older nightly": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260608", hip="7.14.60608"),
     ),
     # ROCm 7.11 nightlies before the fix of 2025-12-19 page-fault on Linux kernels with the fix.
@@ -233,7 +233,7 @@ MEMORY = {
             )
         },
     ),
-    "a limit of Bazzite's command line": Machine(
+    "a limit on Bazzite's kernel command line": Machine(
         BAZZITE
         | gtt(62)
         | kernel("7.0.9-ba01.fc44.x86_64")

@@ -46,18 +46,18 @@ def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
 #: Workspaces whose move to our packages failed (see docs/move.md).
 APPENDED = ("conda-forge", OURS)
 MOVED = {
-    "conda-forge's CUDA, our channel appended": moved(
+    "conda-forge's CUDA build, our channel appended": moved(
         "cuda129_mkl_py312_h1_303", "CUDA", workspace(*APPENDED)
     ),
     "conda-forge's CPU build, our channel appended": moved(
         "cpu_mkl_py312_h1_100", "CPUs", workspace(*APPENDED)
     ),
-    "the same in a pyproject.toml": moved(
+    "conda-forge's CPU build, our channel appended in a pyproject.toml": moved(
         "cpu_generic_py312_h1_0",
         "CPUs",
         workspace(*APPENDED, file="pyproject.toml", table="tool.pixi.workspace"),
     ),
-    "the same in an older manifest": moved(
+    "conda-forge's CUDA build, our channel appended in an older manifest": moved(
         "cuda126_generic_py312_h1_200", "CUDA", workspace(*APPENDED, table="project")
     ),
     "conda-forge's CUDA build, our channel with a low priority": moved(
@@ -68,7 +68,7 @@ MOVED = {
             f'{{ channel = "{OURS}", priority = -1 }}]\n'
         },
     ),
-    "conda-forge's CUDA, without our channel": Machine(
+    "conda-forge's CUDA build, without our channel": Machine(
         PIXI
         | conda_pytorch(PIXI_META, "cuda129_mkl_py312_h1_303", CONDA_FORGE)
         | torch(PIXI_SITE, "2.10.0", "conda", **CUDA)
@@ -232,23 +232,23 @@ ENVIRONMENTS = {
         | {f"{VENV_SITE}/more.pth": "import os\n/srv/torch\n"},
         {"packages": Expected("error", "the build for CUDA", "--force-reinstall")},
     ),
-    "PyPI's torch without its own facts": Machine(
+    "PyPI's torch without version.py": Machine(
         VENV | {f"{VENV_SITE}/torch-2.15.0.dist-info/INSTALLER": "uv"},
         {"packages": Expected("error", "the build for CUDA", "uv pip install --reinstall")},
     ),
-    "wheels of another GPU": Machine(
+    "AMD's wheels for another GPU": Machine(
         VENV
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")
         | {f"{VENV_SITE}/rocm_sdk_device_gfx1201-10.0.0.dist-info/INSTALLER": "pip"},
         {"packages": Expected("error", "wheels for gfx1201", "device-gfx1151")},
     ),
-    "older wheels of another family": Machine(
+    "AMD's older wheels for other GPUs": Machine(
         VENV
         | torch(VENV_SITE, "2.9.1+rocm7.13.0", hip="7.13.1")
         | {f"{VENV_SITE}/rocm_sdk_libraries_gfx110X_all-7.13.0.dist-info/INSTALLER": "pip"},
         {"packages": Expected("error", "wheels for gfx110x", "device-gfx1151")},
     ),
-    "older wheels of this GPU": Machine(
+    "AMD's older wheels for this GPU": Machine(
         VENV
         | torch(VENV_SITE, "2.9.1+rocm7.13.0", hip="7.13.1")
         | {f"{VENV_SITE}/rocm_sdk_libraries_gfx1151-7.13.0.dist-info/INSTALLER": "pip"},
@@ -267,13 +267,13 @@ ENVIRONMENTS = {
         | kernel("6.17.7-300.fc43.x86_64"),
         {"packages": Expected("warning", "is unstable"), "kernel": Expected("error", "older")},
     ),
-    "rocBLAS without kernels": Machine(
+    "rocBLAS without kernels for gfx1151": Machine(
         VENV
         | torch(VENV_SITE, "2.10.0+rocm7.2", hip="7.2.26015")
         | {f"{VENV_SITE}/torch/lib/rocblas/library/TensileLibrary_lazy_gfx1100.dat": ""},
         {"packages": Expected("error", "no kernels for gfx1151")},
     ),
-    "rocBLAS with kernels": Machine(
+    "rocBLAS with kernels for gfx1151": Machine(
         VENV
         | torch(VENV_SITE, "2.10.0+rocm7.2", hip="7.2.26015")
         | {f"{VENV_SITE}/torch/lib/rocblas/library/TensileLibrary_lazy_gfx1151.dat": ""},
@@ -284,7 +284,7 @@ ENVIRONMENTS = {
         | {f"{VENV_SITE}/torchvision-0.28.0+cu128.dist-info/INSTALLER": "pip"},
         {"packages": Expected("warning", "built for ROCm, but torchvision 0.28.0+cu128 is not")},
     ),
-    "the channel pytorch": Machine(
+    "a package of the channel pytorch": Machine(
         {
             f"{META}/pytorch-2.13.0-h1_0.json": json.dumps(
                 {
@@ -298,7 +298,7 @@ ENVIRONMENTS = {
         | torch(SITE, "2.5.1", "conda", **CUDA),
         {"packages": Expected("error", "the build for CUDA")},
     ),
-    "a channel in a folder": Machine(
+    "a package of a channel in a folder": Machine(
         {
             f"{META}/pytorch-2.13.0-h1_0.json": json.dumps(
                 {"name": "pytorch", "version": "2.13.0", "channel": "file:///srv/channel/linux-64"}
@@ -392,7 +392,7 @@ ENVIRONMENTS = {
             "home/user/.cache/comgr/entry": None,
         },
     ),
-    "the same beside AMD's wheels": Machine(
+    "Arch's own ROCm loaded before AMD's wheels": Machine(
         VENV
         | environ(CONDA_PREFIX="", VIRTUAL_ENV="/home/user/venv", LD_LIBRARY_PATH="/opt/rocm/lib")
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2")

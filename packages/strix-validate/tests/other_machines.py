@@ -68,28 +68,30 @@ KERNELS = {
     "Tumbleweed": faulty("7.0.12-1-default", TUMBLEWEED, "zypper dup"),
     "Debian backports": faulty("7.0.12+deb13-amd64", DEBIAN, "-backports linux-image-amd64"),
     "Proxmox": faulty("7.0.12-1-pve", DEBIAN, "apt dist-upgrade"),
-    "Proxmox mended": Machine(kernel("7.0.14-4-pve") | DEBIAN),
-    "mainline on Ubuntu": faulty("7.0.12-070012-generic", UBUNTU, "apt full-upgrade"),
+    "Proxmox with a fixed kernel": Machine(kernel("7.0.14-4-pve") | DEBIAN),
+    "mainline kernel on Ubuntu": faulty("7.0.12-070012-generic", UBUNTU, "apt full-upgrade"),
     "System76": faulty("7.0.12-76070012-generic", UBUNTU, "apt full-upgrade"),
-    "liquorix": faulty("7.0.12-1-liquorix-amd64", DEBIAN, "linux-image-amd64"),
-    "zen": faulty("7.0.12-zen1-1-zen", CACHYOS, "pacman -Syu"),
-    "xanmod": faulty("7.0.12-x64v3-xanmod1", released("ID=debian"), "linux-image-amd64"),
+    "liquorix kernel on Debian": faulty("7.0.12-1-liquorix-amd64", DEBIAN, "linux-image-amd64"),
+    "zen kernel on CachyOS": faulty("7.0.12-zen1-1-zen", CACHYOS, "pacman -Syu"),
+    "xanmod kernel on Debian": faulty(
+        "7.0.12-x64v3-xanmod1", released("ID=debian"), "linux-image-amd64"
+    ),
     "NixOS": faulty("7.0.12", NIXOS, "linuxPackages_latest"),
     "Void": faulty("7.0.12_1", released("ID=void"), "package manager"),
     "Gentoo": faulty("7.0.12-gentoo-r1", released("ID=gentoo"), "package manager"),
-    "lowlatency": faulty("7.0.0-29-lowlatency", RESOLUTE, "apt full-upgrade"),
+    "lowlatency kernel of Ubuntu": faulty("7.0.0-29-lowlatency", RESOLUTE, "apt full-upgrade"),
     "Mint": faulty("7.0.0-28-generic", MINT, "apt full-upgrade"),
-    "candidate of Fedora": faulty(
+    "release candidate of Fedora's kernel": faulty(
         "7.1.0-0.rc6.20260601git1a2b.47.fc45.x86_64", {}, "dnf upgrade", "info"
     ),
-    "candidate of Ubuntu's mainline": faulty(
+    "release candidate of Ubuntu's mainline kernel": faulty(
         "7.1.0-070100rc7-generic", UBUNTU, "apt full-upgrade", "info"
     ),
-    "candidate of Arch": faulty("7.1.0-rc6-1-mainline", CACHYOS, "pacman -Syu", "info"),
-    "candidate before the fault": Machine(kernel("7.1.0-rc5-1-mainline") | CACHYOS),
-    "long-term": Machine(kernel("6.18.35-1-lts") | CACHYOS),
-    "newest": Machine(kernel("7.2.1-200.fc45.x86_64")),
-    "OEM of Ubuntu": Machine(kernel("7.0.0-1005-oem") | UBUNTU),
+    "release candidate on CachyOS": faulty("7.1.0-rc6-1-mainline", CACHYOS, "pacman -Syu", "info"),
+    "release candidate from before the fault": Machine(kernel("7.1.0-rc5-1-mainline") | CACHYOS),
+    "long-term kernel": Machine(kernel("6.18.35-1-lts") | CACHYOS),
+    "newest kernel": Machine(kernel("7.2.1-200.fc45.x86_64")),
+    "Ubuntu's OEM kernel": Machine(kernel("7.0.0-1005-oem") | UBUNTU),
     "RHEL": Machine(
         kernel("6.12.0-124.8.1.el10_1.x86_64") | released("ID=rhel", "ID_LIKE=fedora"),
         {"kernel": Expected("error", "older than 6.18.4", "dnf upgrade", reboot=True)},
@@ -137,21 +139,21 @@ KERNELS = {
 }
 
 DRIVERS = {
-    "blacklisted": Machine(
+    "amdgpu blacklisted in a file": Machine(
         WITHOUT_DRIVER | {"etc/modprobe.d/no.conf": "blacklist amdgpu\n"},
         without_driver(
             "/etc/modprobe.d/no.conf keeps amdgpu from loading", "/etc/modprobe.d/no.conf"
         ),
     ),
-    "nomodeset": Machine(
+    "nomodeset on the kernel's command line": Machine(
         WITHOUT_DRIVER | {"proc/cmdline": "nomodeset amd_iommu=off\n"},
         without_driver("nomodeset", "grubby --update-kernel=ALL --remove-args=nomodeset"),
     ),
-    "blacklisted at start": Machine(
+    "amdgpu blacklisted on the kernel's command line": Machine(
         WITHOUT_DRIVER | UBUNTU | {"proc/cmdline": "modprobe.blacklist=nouveau,amdgpu quiet\n"},
         without_driver("modprobe.blacklist", "remove modprobe.blacklist=nouveau,amdgpu"),
     ),
-    "Secure Boot and DKMS": Machine(
+    "Secure Boot rejects a module of DKMS": Machine(
         WITHOUT_DRIVER
         | UBUNTU
         | {
@@ -160,7 +162,7 @@ DRIVERS = {
         },
         without_driver("Secure Boot", "mokutil --import"),
     ),
-    "without firmware": Machine(
+    "no firmware of gfx1151": Machine(
         WITHOUT_DRIVER
         | DEBIAN
         | {"usr/lib/firmware/amdgpu/navi10_ce.bin": "", "var/lib/dpkg/status": None},
@@ -173,7 +175,7 @@ DRIVERS = {
             "pixi": Expected("warning"),
         },
     ),
-    "loaded, and not bound": Machine(
+    "amdgpu loaded but not bound to the GPU": Machine(
         {
             name: content
             for name, content in WITHOUT_DRIVER.items()
@@ -185,14 +187,14 @@ DRIVERS = {
             **both_devices(Expected("error", "though amdgpu is loaded", "dmesg", "modprobe")),
         },
     ),
-    "virtual machine": Machine(
+    "virtual machine without the GPU": Machine(
         without_gpu("model name\t: AMD RYZEN AI MAX+ 395\nflags\t: fpu hypervisor\n"),
         {
             "gpu": Expected("error", "virtual machine", "pass the GPU through"),
             "pixi": Expected("warning"),
         },
     ),
-    "firmware by hand": Machine(
+    "firmware installed by hand": Machine(
         {"usr/lib/firmware/updates/amdgpu/gc_11_5_1_mes_2.bin": ""},
         {
             "firmware": Expected(
@@ -206,7 +208,7 @@ DRIVERS = {
 }
 
 DEVICES = {
-    "SELinux": Machine(
+    "SELinux denies a container the device files": Machine(
         {"run/.containerenv": "", "sys/fs/selinux/enforce": "1"},
         both_devices(Expected("error", "SELinux", "container_use_devices", "usermod")),
         errno.EACCES,
@@ -224,30 +226,30 @@ DEVICES = {
         errno.EPERM,
         DeviceFile(105, 0o660, 236),
     ),
-    "not passed to Docker": Machine(
+    "/dev/kfd not passed to Docker": Machine(
         {".dockerenv": "", "dev/kfd": None},
         {"kfd": Expected("error", "in this container (docker)", "--group-add $(stat", "modprobe")},
         device=DeviceFile(105, 0o660, 236),
     ),
-    "not passed to Incus": Machine(
+    "/dev/kfd not passed to Incus": Machine(
         LXC | kernel("7.0.13+deb13-amd64") | {"dev/kfd": None},
         {"kfd": Expected("error", "in this container (lxc)", "incus config device add NAME kfd")},
     ),
-    "not passed to LXC": Machine(
+    "/dev/kfd not passed to LXC": Machine(
         LXC | {"dev/kfd": None},
         {"kfd": Expected("error", "in this container (lxc)", "dev0: /dev/kfd", "modprobe")},
     ),
-    "without KFD": Machine(
+    "no /dev/kfd although amdgpu is loaded": Machine(
         {"dev/kfd": None},
         {"kfd": Expected("error", "though amdgpu is loaded", "dmesg", "modprobe")},
     ),
-    "without a udev rule": Machine(
+    "no udev rule for the device files": Machine(
         {},
         both_devices(Expected("error", "belongs to root:root", "70-kfd.rules", "usermod")),
         errno.EACCES,
         DeviceFile(0, 0o600, 236),
     ),
-    "not in the group": Machine(
+    "user not in the group render": Machine(
         {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
         {
             "groups": Expected(
@@ -258,21 +260,21 @@ DEVICES = {
         errno.EACCES,
         DeviceFile(105, 0o660, 236),
     ),
-    "open to all": Machine(
+    "device files open to all users": Machine(
         {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
         device=DeviceFile(105, 0o666, 236),
     ),
-    "kfd of the group video": Machine(
+    "/dev/kfd belongs to the group video": Machine(
         {"etc/group": "video:x:39:user\nuser:x:1000:\n"}, device=DeviceFile(39, 0o660, 236)
     ),
 }
 
 SETTINGS = {
-    "an override that names the GPU": Machine(
+    "an override with the GPU's own architecture": Machine(
         environ(HSA_OVERRIDE_GFX_VERSION="11.5.1"),
         {"environment": Expected("info", "changes nothing", "unset HSA_OVERRIDE", reboot=False)},
     ),
-    "an override of one GPU": Machine(
+    "an override of the GPU's KFD node": Machine(
         environ(HSA_OVERRIDE_GFX_VERSION_1="11.0.0"),
         {
             "environment": Expected(
@@ -280,7 +282,7 @@ SETTINGS = {
             )
         },
     ),
-    "an override of another node": Machine(environ(HSA_OVERRIDE_GFX_VERSION_2="10.3.0")),
+    "an override of another KFD node": Machine(environ(HSA_OVERRIDE_GFX_VERSION_2="10.3.0")),
     "a debugging variable": Machine(
         environ(AMD_SERIALIZE_KERNEL="3"),
         {
@@ -289,7 +291,7 @@ SETTINGS = {
             )
         },
     ),
-    "wheels' own libraries on the path": Machine(
+    "the wheels' own libraries in LD_LIBRARY_PATH": Machine(
         VENV
         | environ(
             VIRTUAL_ENV="/home/user/venv",
@@ -298,41 +300,41 @@ SETTINGS = {
         )
         | torch(VENV_SITE, "2.13.0+rocm10.0.0", hip="7.15.2"),
     ),
-    "battery": Machine(
+    "a machine that runs on battery": Machine(
         {"sys/class/power_supply/AC0/online": "0\n"}, {"power": Expected("warning", "battery")}
     ),
-    "governor without preference": Machine(
+    "CPU governor powersave without an energy preference": Machine(
         {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n"},
         {"power": Expected("warning", "governor is powersave", "cpupower", reboot=False)},
     ),
-    "usual governor": Machine(
+    "CPU governor powersave with an energy preference": Machine(
         {
             f"{CPUFREQ}/scaling_governor": "powersave\n",
             f"{CPUFREQ}/energy_performance_preference": "balance_performance\n",
         },
         {"power": Expected("info", "bandwidth was 3 % higher")},
     ),
-    "tuned": Machine(
+    "tuned with the profile powersave": Machine(
         {"etc/tuned/active_profile": "powersave\n"},
         {"power": Expected("warning", "tuned's profile is powersave", "tuned-adm profile")},
     ),
-    "power-profiles-daemon": Machine(
+    "power-profiles-daemon with the profile power-saver": Machine(
         {"var/lib/power-profiles-daemon/state.ini": "[State]\nProfile=power-saver\n"},
         {"power": Expected("warning", "power-saver", "powerprofilesctl set performance")},
     ),
-    "profile of the GPU": Machine(
+    "GPU's power profile is POWER_SAVING": Machine(
         {f"{GPU}/pp_power_profile_mode": " 0 BOOTUP_DEFAULT :\n 2 POWER_SAVING*:\n 5 COMPUTE :\n"},
         {"power": Expected("warning", "POWER_SAVING", "echo 0", reboot=False)},
     ),
-    "manual level": Machine(
+    "GPU's performance level is manual": Machine(
         {f"{GPU}/power_dpm_force_performance_level": "manual\n"},
         {"power": Expected("info", "level is manual", "echo auto")},
     ),
-    "no power management": Machine(
+    "GPU's power management turned off": Machine(
         {"proc/cmdline": "amd_iommu=off amdgpu.dpm=0\n"},
         {"power": Expected("warning", "amdgpu.dpm=0", "--remove-args=amdgpu.dpm=0", reboot=True)},
     ),
-    "scheduler replaced": Machine(
+    "options that replace the GPU's scheduler": Machine(
         {"proc/cmdline": "amd_iommu=off amdgpu.uni_mes=0 amdgpu.sched_policy=2\n"},
         {"options": Expected("warning", "amdgpu.uni_mes=0", "--remove-args=amdgpu.uni_mes=0")},
     ),
@@ -344,11 +346,11 @@ SETTINGS = {
         kernel("7.0.4-200.fc44.x86_64")
         | {"proc/cmdline": "amd_iommu=off amdgpu.lockup_timeout=20000\n"},
     ),
-    "mask of power features": Machine(
+    "an option that changes the mask of power features": Machine(
         {"etc/modprobe.d/amdgpu.conf": "options amdgpu ppfeaturemask=0xffff7fff\n"},
         {"options": Expected("info", "ppfeaturemask=0xffff7fff", "ppfeaturemask=[^ ]*")},
     ),
-    "a limit in MiB": Machine(
+    "a pages_limit in MiB instead of pages": Machine(
         {
             "proc/cmdline": "amd_iommu=off ttm.pages_limit=122880\n",
             "sys/module/ttm/parameters/pages_limit": "122880\n",
@@ -359,16 +361,16 @@ SETTINGS = {
             "vllm-memory": Expected("warning", "a model does not fit: 0 GiB are usable"),
         },
     ),
-    "an empty list of ROCr": Machine(
+    "an empty ROCR_VISIBLE_DEVICES": Machine(
         environ(ROCR_VISIBLE_DEVICES=""),
         {"gpu": Expected("error", "ROCR_VISIBLE_DEVICES= hides", "unset ROCR_VISIBLE_DEVICES")},
     ),
-    "an empty list of HIP": Machine(environ(HIP_VISIBLE_DEVICES="")),
-    "misspelt option": Machine(
+    "an empty HIP_VISIBLE_DEVICES": Machine(environ(HIP_VISIBLE_DEVICES="")),
+    "a misspelt option": Machine(
         {"proc/cmdline": "amd_iommu=off ttm.page_limit=31457280\n"},
         {"gtt": Expected("warning", "no such option", "--remove-args=ttm.page_limit", reboot=True)},
     ),
-    "options for amdttm without DKMS": Machine(
+    "options for amdttm, which only DKMS installs": Machine(
         {
             "proc/cmdline": "amd_iommu=off amdttm.pages_limit=31457280\n",
             "sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n",
@@ -380,7 +382,7 @@ SETTINGS = {
             )
         },
     ),
-    "gttsize in a file": Machine(
+    "gttsize in a file of modprobe.d": Machine(
         {
             "etc/modprobe.d/amdgpu.conf": "options amdgpu gttsize=65536\n",
             f"{GPU}/mem_info_gtt_total": f"{64 * GIB}\n",
@@ -395,7 +397,7 @@ SETTINGS = {
             )
         },
     ),
-    "a container's memory": Machine(
+    "a memory limit of a container": Machine(
         {
             ".dockerenv": "",
             "sys/fs/cgroup/memory.max": f"{16 * GIB}\n",
@@ -407,14 +409,14 @@ SETTINGS = {
             )
         },
     ),
-    "a service's memory": Machine(
+    "a memory limit of a service": Machine(
         {
             "proc/self/cgroup": "0::/system.slice/vllm.service\n",
             "sys/fs/cgroup/system.slice/vllm.service/memory.max": f"{32 * GIB}\n",
         },
         {"container": Expected("warning", "32 GiB of 125", "MemoryMax")},
     ),
-    "LXC's share of the memory": Machine(
+    "an LXC container with a share of the memory": Machine(
         LXC | {"proc/meminfo": f"MemTotal: {32 * 2**20} kB\nMemAvailable: {30 * 2**20} kB\n"},
     ),
     "old kernel under LXC": Machine(

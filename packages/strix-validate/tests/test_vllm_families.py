@@ -175,7 +175,7 @@ SPOILT = {
     "same token drawn at each position": ("gumbel", "alike", _put(0, 1.0)),
     "draft refused that must be accepted": ("rejection", "agreed", _put(0, -1.0)),
     "impossible token returned": ("rejection", "wrong", lambda x: x + 1),
-    "draft accepted each time": ("rejection", "alike", lambda x: x + 1),
+    "all requests get the same number of tokens": ("rejection", "alike", lambda x: x + 1),
     "result of the neighbouring head": ("mla-decode", "out", lambda x: x.roll(1, 1)),
     "NaN of an unused slot reaches the result": (
         "mla-decode-512",

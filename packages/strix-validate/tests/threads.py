@@ -120,18 +120,18 @@ THREADS = {
         kernel("7.0.0-28-generic") | RESOLUTE,
         {"kernel": Expected("warning", "fixed in 7.0.0-30", "apt full-upgrade", reboot=True)},
     ),
-    "ROCm/legacy-rocm-build#6523 mended": Machine(kernel("7.0.0-30-generic") | UBUNTU),
+    "ROCm/legacy-rocm-build#6523 with a fixed kernel": Machine(kernel("7.0.0-30-generic") | UBUNTU),
     "ROCm/legacy-rocm-build#5952": Machine(kernel("7.0.0-14-generic") | UBUNTU),
     "Comfy-Org/ComfyUI#14488": Machine(
         kernel("7.0.12-2-cachyos") | CACHYOS,
         {"kernel": Expected("warning", STALLS, "sudo pacman -Syu", reboot=True)},
     ),
-    "Comfy-Org/ComfyUI#14488 before": Machine(kernel("7.0.11-1-cachyos") | CACHYOS),
+    "Comfy-Org/ComfyUI#14488 with an older kernel": Machine(kernel("7.0.11-1-cachyos") | CACHYOS),
     "ROCm/legacy-rocm-build#6358": Machine(
         kernel("7.0.12-201.fc44.x86_64"),
         {"kernel": Expected("warning", "fixed in 7.0.13", "dnf upgrade --refresh kernel")},
     ),
-    "ROCm/legacy-rocm-build#6358 mended": Machine(kernel("7.0.13-200.fc44.x86_64")),
+    "ROCm/legacy-rocm-build#6358 with a fixed kernel": Machine(kernel("7.0.13-200.fc44.x86_64")),
     "ROCm/FlyDSL#567": Machine(
         VENV | torch(VENV_SITE, "2.11.0", **CUDA),
         {
@@ -156,7 +156,7 @@ THREADS = {
         NOT_OURS | torch(SITE, "2.9.0+cu128", "uv", **CUDA),
         {"packages": Expected("error", "the build for CUDA", "uv pip install --reinstall", "pixi")},
     ),
-    "gpustack/gpustack#3786 old ROCm": Machine(
+    "gpustack/gpustack#3786 with an old ROCm": Machine(
         VENV | torch(VENV_SITE, "2.7.1+rocm6.3", hip="6.3.42131"),
         {
             "packages": Expected(
@@ -200,7 +200,7 @@ THREADS = {
         errno.EACCES,
         DeviceFile(0, 0o660, 236),
     ),
-    "Hal0ai/hal0#1954 without the node's owner": Machine(
+    "Hal0ai/hal0#1954 if the owner of /dev/kfd is unknown": Machine(
         {},
         both_devices(
             Expected("error", "LXC it is often root:root", "/etc/pve/lxc/ID.conf", "usermod")
@@ -213,7 +213,7 @@ THREADS = {
         errno.EACCES,
         DeviceFile(992, 0o660, 236),
     ),
-    "kyuz0/amd-strix-halo-vllm-toolboxes#6 rootless": Machine(
+    "kyuz0/amd-strix-halo-vllm-toolboxes#6 in a rootless container": Machine(
         {"run/.containerenv": "", "etc/group": "nogroup:x:65534:\nrender:x:105:user\n"},
         both_devices(Expected("error", "65534 (nogroup)", "--group-add keep-groups", "usermod")),
         errno.EACCES,
@@ -228,7 +228,7 @@ THREADS = {
         errno.EINVAL,
         DeviceFile(105, 0o666, 511),
     ),
-    "ROCm/legacy-rocm-build#5379 without the node's number": Machine(
+    "ROCm/legacy-rocm-build#5379 if the device number of /dev/kfd is unknown": Machine(
         LXC,
         {
             "kfd": Expected("error", "stale major number", "grep kfd /proc/devices"),
@@ -297,7 +297,7 @@ THREADS = {
             ),
         },
     ),
-    "noamsto/nix-amd-ai#96 capped": Machine(
+    "noamsto/nix-amd-ai#96 with a gttsize that caps GTT": Machine(
         NIXOS
         | kernel("7.1.1")
         | {
@@ -315,7 +315,7 @@ THREADS = {
             )
         },
     ),
-    "noamsto/nix-amd-ai#96 equal": Machine(
+    "noamsto/nix-amd-ai#96 with a gttsize equal to pages_limit": Machine(
         NIXOS
         | kernel("7.1.1")
         | {"proc/cmdline": "amd_iommu=off amdgpu.gttsize=122880 ttm.pages_limit=31457280\n"},
@@ -365,7 +365,7 @@ THREADS = {
             )
         },
     ),
-    "palazzem/hanzo#345 while it is needed": Machine(
+    "palazzem/hanzo#345 with a kernel that needs cwsr_enable=0": Machine(
         kernel("6.17.0-14-generic")
         | UBUNTU
         | {"proc/cmdline": "amd_iommu=off amdgpu.cwsr_enable=0\n"},
