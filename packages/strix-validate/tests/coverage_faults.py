@@ -21,8 +21,8 @@ _BATCH = ("    right = num_seqs\n", "    right = tl.minimum(num_seqs, 32)\n")
 _FIRST_PICTURE = "mm_prefix_range_ptr + seq_idx * MAX_MM_RANGES * 2 + i * 2"
 #: Faults of vLLM in the second iteration of a loop, or in the second program of a grid axis.
 TRIPS = {
-    "search for a sequence finds only the first 32": (_HELPERS, *_BATCH, "prefill-batch-40"),
-    "search for a sequence finds only the first 32 in decoding": (
+    "search finds only the first 32 sequences": (_HELPERS, *_BATCH, "prefill-batch-40"),
+    "search finds only the first 32 sequences in decoding": (
         _HELPERS,
         *_BATCH,
         "decode-batch-40",

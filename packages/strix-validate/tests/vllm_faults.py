@@ -418,8 +418,8 @@ ATTENTION = {
         f"{_BLOCKS} & 32767",
         "prefill-block-33000",
     ),
-    "search for a sequence finds only the first four": (_HELPERS, *_FOURTH, "prefill-batch6"),
-    "search for a sequence finds only the first four in decoding": (
+    "search finds only the first four sequences": (_HELPERS, *_FOURTH, "prefill-batch6"),
+    "search finds only the first four sequences in decoding": (
         _HELPERS,
         *_FOURTH,
         "decode-batch6",

@@ -102,7 +102,7 @@ _ALIBI = (
 )
 _ROTARY = (
     "rotary angles that begin at 0 instead of the cache's length, wrong pairs of elements "
-    "(neighbours instead of halves, or vice versa), or elements after the rotated ones lost"
+    "(neighbours instead of halves, or vice versa), or lost elements after the rotated ones"
 )
 _DECODING = (
     "decoding that leaves out or wrongly merges a part of a longer cache, or reads another "
@@ -648,7 +648,7 @@ CASES = (
             seqlen_q=4096,
             seqlen_k=4096,
         ),
-        "NaN at head dim 72 with 4096 keys: https://github.com/ROCm/aotriton/issues/54",
+        "NaN at head dim 72, from 4096 keys on: https://github.com/ROCm/aotriton/issues/54",
         size=Size.FULL,
     ),
     FlashCase(

@@ -294,7 +294,7 @@ _KERNELS = {
     ),
     "moe-swizzle": Case(
         partial(moe, tokens=40, rows=160, columns=64, swizzle=3),
-        "a fault in the last group of tiles that share weights: it has fewer tiles",
+        "a fault in the last group of tiles that share weights, because that group is smaller",
     ),
     "moe-int4": Case(partial(moe, bits=4), _INT4),
     "moe-fp8": Case(partial(moe, tokens=3, rows=160, columns=256, bits=8), quantized.BLOCKS),
