@@ -89,8 +89,8 @@ def listed_at(recipe: Recipe) -> str:
     purl = purls[0]
     if purl.type == "github":
         return f"https://github.com/{purl.namespace}/{purl.name}"
-    # The versions differ if the package is only a part of the upstream project, such as the
-    # kernels that are compiled from vLLM's source.
+    # A purl with another version than the recipe's names a larger project of which the package is
+    # only a part, such as the kernels that are compiled from vLLM's source.
     if purl.version in (None, recipe.version):
         return "PyPI"
     return ""

@@ -79,7 +79,7 @@ def test_both_directions_are_timed():
 
 
 def test_flash_attn_is_given_its_own_layout(monkeypatch):
-    """flash-attn's layout is (batch, tokens, heads, lanes)."""
+    """flash-attn's layout is (batch, tokens, heads, head_dim)."""
     shapes = []
 
     def flash_attn_func(q, k, v, causal):

@@ -175,8 +175,8 @@ def test_the_checks_have_each_family(family):
 
 def test_packages_compute_what_models_have():
     quick, all_cases = keywords(fla.model_cases())
-    lanes = {layer.size for layer in LINEAR}
-    assert {x["keys"] for x in quick} == {x["values"] for x in quick} == lanes
+    elements = {layer.size for layer in LINEAR}
+    assert {x["keys"] for x in quick} == {x["values"] for x in quick} == elements
     ratios = {layer.value_heads // layer.heads for layer in LINEAR}
     for step in (False, True):
         rows = [x for x in all_cases if bool(x.get("decode")) is step]

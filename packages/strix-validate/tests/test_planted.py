@@ -414,19 +414,21 @@ def run_cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
 
 
 def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict, name: str):
-    """Return x (tokens, heads, lanes) with flash-attn's rotary embedding, by complex numbers."""
+    """Return x (tokens, heads, head_dim) with flash-attn's rotary embedding, by complex numbers."""
     # The queries of a call that is not causal have one position.
     is_one = name == "q" and not options["causal"] and not kernel.rotary_one_by_one
     count = 1 if is_one else len(x)
     cos, sin = (tensors[f"rotary_{n}"][start : start + count].float() for n in ("cos", "sin"))
-    lanes = 2 * cos.shape[1]
+    elements = 2 * cos.shape[1]
     neighbours = options["rotary_interleaved"] is kernel.rotary_pairs
-    pairs = x[..., :lanes].unflatten(-1, (-1, 2) if neighbours else (2, -1))
+    pairs = x[..., :elements].unflatten(-1, (-1, 2) if neighbours else (2, -1))
     pairs = pairs if neighbours else pairs.transpose(-2, -1)
     turned = torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None]
     pairs = torch.view_as_real(turned)
     both = (pairs if neighbours else pairs.transpose(-2, -1)).flatten(-2)
-    remaining = x[..., lanes:] if kernel.keeps_unrotated_lanes else torch.zeros_like(x[..., lanes:])
+    remaining = (
+        x[..., elements:] if kernel.keeps_unrotated_lanes else torch.zeros_like(x[..., elements:])
+    )
     return torch.cat([both, remaining], -1)
 
 

@@ -187,7 +187,7 @@ def replace_figures(page: str, sentence: str, figures: Mapping[str, str], where:
     Raises:
         ForgeError: The page does not have the sentence exactly once.
     """
-    # The split sentence has texts and names of figures in turn.
+    # The parts alternate: text, name of a figure, text, and so on.
     parts = re.split(r"\{(\w+)\}", sentence)
     pattern = ""
     for text in parts[::2]:

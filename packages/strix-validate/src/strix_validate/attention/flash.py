@@ -398,7 +398,7 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
         page: Size of a page of a paged cache; None for a cache without pages.
         stale: Whether the cache contains NaN after the entries of each sequence.
         lengths: Number of entries in the cache before the call, for each sequence.
-        rotary: Which of the first 32 lanes of q and k form the pairs that are rotated,
+        rotary: Which of the first 32 elements of q and k form the pairs that are rotated,
             "neighbours" or "halves"; "" for no rotation.
         scale: See reference.attention.
         queries: Number of queries of each sequence.

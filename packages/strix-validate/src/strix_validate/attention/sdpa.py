@@ -263,7 +263,8 @@ def _compute_gradients(
 def _read_dropout(out: Tensor, case: SdpaCase) -> Tensor:
     """Return the factor by which dropout multiplied each weight.
 
-    The values of the case begin with an identity matrix, so the first lanes of out are the weights.
+    The values of the case begin with an identity matrix, so the first elements of `out` are the
+    weights.
     """
     is_kept = out[..., : case.seqlen_k] != 0
     return is_kept.cpu().double() / (1 - case.dropout)

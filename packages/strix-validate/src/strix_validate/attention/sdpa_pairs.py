@@ -81,7 +81,7 @@ def _make_case(values: Combination) -> SdpaCase:
         v_dim = head_dim * 3 // 4 // 8 * 8
     seqlen_q, seqlen_k = _LENGTHS[values["lengths"]]
     if values["dropout"]:
-        # The kept weights are read from the output, so the output needs a lane for each key.
+        # The kept weights are read from the output, so the output needs an element for each key.
         seqlen_k = min(seqlen_k, v_dim - 8)
         if values["lengths"] == "equal":
             seqlen_q = seqlen_k

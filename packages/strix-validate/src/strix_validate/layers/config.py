@@ -158,7 +158,7 @@ def _count_block_tokens(text: dict, kv_heads: int, head_dim: int) -> int:
         channels = (2 * layer.heads + layer.value_heads) * layer.size
         state_bytes += 2 * (layer.width - 1) * channels
         state_bytes += 4 * layer.value_heads * layer.size**2
-    # each lane of a head has a key and a value of two bytes
+    # each element of a head has a key and a value of two bytes
     bytes_of_16_tokens = 16 * 4 * kv_heads * head_dim
     return 16 * max(1, -(-state_bytes // bytes_of_16_tokens))
 

@@ -84,7 +84,7 @@ class Latent:
     Attributes:
         heads: Query heads.
         rank: Size of the latent vector (config.json's kv_lora_rank).
-        rope: Number of lanes with rotary embedding, after the latent vector (qk_rope_head_dim).
+        rope: Number of elements with rotary embedding, after the latent vector (qk_rope_head_dim).
     """
 
     heads: int
@@ -100,10 +100,10 @@ class Rope:
         heads: Query heads of the layer.
         kv_heads: Heads of keys of the layer.
         head_dim: Size of a head.
-        rotary: Number of lanes of a head that are rotated.
+        rotary: Number of elements of a head that are rotated.
         sections: Number of angles for time, height and width (mrope_section).
         interleaved: Whether the three sections alternate.
-        has_adjacent_pairs: Whether neighbouring lanes form a pair; otherwise lanes i and
+        has_adjacent_pairs: Whether neighbouring elements form a pair; otherwise elements i and
             i + rotary / 2 do.
     """
 

@@ -72,36 +72,37 @@ def rotate(
     *,
     neighbours: bool = False,
 ) -> Tensor:
-    """Rotate pairs of x's first lanes by angles, in the working dtype, without rounding.
+    """Rotate pairs of x's first elements by angles, in the working dtype, without rounding.
 
     Args:
         x: (..., head_dim).
-        cos: (..., rotated lanes / 2), the cosines of the angles. It broadcasts to x's leading
+        cos: (..., rotary_dim / 2), the cosines of the angles. It broadcasts to x's leading
             dimensions.
         sin: The sines, of the same shape.
         dtype: Precision of the result.
-        neighbours: Whether neighbouring lanes form a pair; otherwise lanes i and i + lanes / 2 do.
+        neighbours: Whether neighbouring elements form a pair; otherwise elements i and
+            i + rotary_dim / 2 do.
     """
     x, cos, sin = (t.to(working_dtype(dtype)) for t in (x, cos, sin))
     sign = -1.0
     if dtype == TERMS:
         x, cos, sin = (t.abs() for t in (x, cos, sin))
         sign = 1.0
-    lanes, other_lanes = x.tensor_split([2 * cos.shape[-1]], -1)
+    rotary, rest = x.tensor_split([2 * cos.shape[-1]], -1)
     if neighbours:
-        first = lanes[..., ::2]
-        second = lanes[..., 1::2]
+        first = rotary[..., ::2]
+        second = rotary[..., 1::2]
     else:
-        first, second = lanes.chunk(2, -1)
+        first, second = rotary.chunk(2, -1)
     rotated_pairs = (
         first * cos + sign * second * sin,
         second * cos + first * sin,
     )
     if neighbours:
-        rotated_lanes = torch.stack(rotated_pairs, -1).flatten(-2)
+        rotated = torch.stack(rotated_pairs, -1).flatten(-2)
     else:
-        rotated_lanes = torch.cat(rotated_pairs, -1)
-    return torch.cat([rotated_lanes, other_lanes], -1)
+        rotated = torch.cat(rotated_pairs, -1)
+    return torch.cat([rotated, rest], -1)
 
 
 #: The fault that inputs of :func:`with_sink` show.
@@ -162,9 +163,9 @@ LOW_SCORES_FAULT = (
 
 
 def with_low_scores(q: Tensor, k: Tensor, level: float, scale: float) -> tuple[Tensor, Tensor]:
-    """Return copies of q and k whose first lane moves all scores to about `level`.
+    """Return copies of q and k whose first element moves all scores to about `level`.
 
-    The gradients of the first lane cancel, so that only their rounding errors remain. With few
+    The gradients of the first element cancel, so that only their rounding errors remain. With few
     rows, the size of these errors is a matter of chance.
 
     Args:
@@ -175,9 +176,9 @@ def with_low_scores(q: Tensor, k: Tensor, level: float, scale: float) -> tuple[T
     """
     q = q.clone()
     k = k.clone()
-    lane = math.sqrt(-level / scale)
-    q[..., 0] = lane
-    k[..., 0] = -lane
+    element = math.sqrt(-level / scale)
+    q[..., 0] = element
+    k[..., 0] = -element
     return q, k
 
 

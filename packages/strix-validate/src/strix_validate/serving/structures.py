@@ -163,6 +163,7 @@ def _judge_result(server: Endpoint, reply: Reply) -> str:
     Returns:
         Whether the result is in the prompt, or why that cannot be judged.
     """
+    # An invented result. The model would not write it by itself.
     result = "High water is at the word periwinkle, and no more."
     arguments = json.dumps(reply.calls[0]["arguments"])
     call = {

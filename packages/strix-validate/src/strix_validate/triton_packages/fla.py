@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """flash-linear-attention's kernels, as Qwen3-Next, Qwen3.5 and Kimi Linear call them.
 
-The rules are the gated delta rule, KDA (which has a gate for each lane of a key) and gated linear
-attention. Prefill and training compute chunks of 64 tokens. Training also computes gradients.
-Decoding computes one token at a time.
+The rules are the gated delta rule, KDA (which has a gate for each element of a key) and gated
+linear attention. Prefill and training compute chunks of 64 tokens. Training also computes
+gradients. Decoding computes one token at a time.
 """
 
 from collections.abc import Callable, Iterator

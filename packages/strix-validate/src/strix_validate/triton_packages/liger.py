@@ -122,7 +122,7 @@ def rope(
     rotary=0,
     per_sequence=False,
 ) -> tuple[PackageCall, Expected]:
-    """Build a call of rotary embedding, which rotates pairs of lanes i and i + rotary / 2.
+    """Build a call of rotary embedding, which rotates pairs of elements i and i + rotary / 2.
 
     The gradients are rotated back.
 
@@ -133,22 +133,22 @@ def rope(
         heads: Query heads.
         kv_heads: Key heads.
         head_dim: Size of a head.
-        rotary: Number of lanes that are rotated (in GLM and Phi not all); 0 is all.
+        rotary: Number of elements that are rotated (in GLM and Phi not all); 0 is all.
         per_sequence: Whether each sequence has its own positions (packed training).
     """
-    lanes = rotary or head_dim
+    rotary_dim = rotary or head_dim
     q = randn(batch, heads, tokens, head_dim)
     dq = randn(batch, heads, tokens, head_dim)
     k = randn(batch, kv_heads, tokens, head_dim)
     dk = randn(batch, kv_heads, tokens, head_dim)
     lists = batch if per_sequence else 1
-    angle = (randn(lists, tokens, lanes // 2).float() * 3).repeat(1, 1, 2)
+    angle = (randn(lists, tokens, rotary_dim // 2).float() * 3).repeat(1, 1, 2)
     cos = angle.cos().to(q.dtype)
     sin = angle.sin().to(q.dtype)
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        half_cos = cos[:, None, :, : lanes // 2]
-        half_sin = sin[:, None, :, : lanes // 2]
+        half_cos = cos[:, None, :, : rotary_dim // 2]
+        half_sin = sin[:, None, :, : rotary_dim // 2]
         results = {
             "q_out": reference.rotate(q, half_cos, half_sin, dtype),
             "k_out": reference.rotate(k, half_cos, half_sin, dtype),

@@ -225,8 +225,8 @@ def _draw_codes(randn: Randn, tokens: int, kind: str) -> tuple[Tensor, Tensor]:
     codes = codes.clamp(-largest, largest)
     codes = codes.round() if kind == "int8" else codes.to(FP8).float()
     number = torch.arange(tokens)[:, None] * 7 + torch.arange(kv_heads)
-    lane = (number % head_dim)[..., None]
-    codes.scatter_(2, lane, float(largest))
+    element = (number % head_dim)[..., None]
+    codes.scatter_(2, element, float(largest))
     scales = torch.exp2((exponent - number % 3).float())
     return codes, scales
 
@@ -237,12 +237,15 @@ def scaled_attention(
     lengths: tuple[tuple[int, int], ...],
     kind: str,
 ) -> tuple[VllmCall, Expected]:
-    """Build a call of the cache's writer with a scale for each token and head, then of attention.
+    """Build a call that writes keys and values to the cache and then computes attention from it.
+
+    The cache has one scale for each token and head.
 
     Args:
         randn: Draws the numbers.
         lengths: (queries, keys) of each sequence.
-        kind: "int8" or "fp8". All numbers are a code times a power of 2, so that none is rounded.
+        kind: Type of the cache, "int8" or "fp8". Each key and value is a number of this type times
+            a power of 2, so that storing it does not round it.
     """
     queries, keys = zip(*lengths, strict=True)
     layer = Attention(**_SHAPE)

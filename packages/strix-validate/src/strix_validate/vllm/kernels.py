@@ -68,15 +68,15 @@ def rope(  # noqa: PLR0913 (the options of a case)
         heads: Query heads.
         kv_heads: Key heads.
         head_dim: Size of a head.
-        neox: Whether lanes i and i + rotary / 2 form a pair; otherwise neighbouring lanes do.
-        rotary: Number of lanes of a head that are rotated; 0 is all.
+        neox: Whether elements i and i + rotary / 2 form a pair; otherwise neighbouring elements do.
+        rotary: Number of elements of a head that are rotated; 0 is all.
         interleaved: Whether the sections alternate, as in Qwen3-VL.
         sections: Number of angles of each position; by default in the ratio of Qwen2.5-VL.
         packed: Whether q, k and v are slices of one tensor.
     """
-    lanes = rotary or head_dim
-    share = lanes // 16 * 3
-    sections = sections or (lanes // 2 - 2 * share, share, share)
+    rotary_dim = rotary or head_dim
+    share = rotary_dim // 16 * 3
+    sections = sections or (rotary_dim // 2 - 2 * share, share, share)
     q = randn(tokens, heads * head_dim)
     k = randn(tokens, kv_heads * head_dim)
     tensors = {"q": q, "k": k}
@@ -85,14 +85,14 @@ def rope(  # noqa: PLR0913 (the options of a case)
         v = randn(*k.shape)
         tensors = {"qkv": torch.cat([q, k, v], -1)}
         options["widths"] = (q.shape[1], k.shape[1])
-    angle = randn(3, tokens, lanes // 2).float() * 3
+    angle = randn(3, tokens, rotary_dim // 2).float() * 3
     cos = angle.cos().to(q.dtype)
     sin = angle.sin().to(q.dtype)
     tensors |= {"cos": cos, "sin": sin}
     options |= {
         "mrope_section": list(sections),
         "head_size": head_dim,
-        "rotary_dim": lanes,
+        "rotary_dim": rotary_dim,
         "mrope_interleaved": interleaved,
         "is_neox_style": neox,
     }

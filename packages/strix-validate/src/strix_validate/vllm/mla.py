@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Decoding with latent attention (DeepSeek, GLM-4.7-Flash, Kimi) by vLLM's TRITON_MLA backend.
 
-All query heads read the same head of the cache. A key is the latent vector followed by the lanes of
-rope; a value is the latent vector alone.
+All query heads read the same head of the cache. A key is the latent vector followed by the elements
+of rope; a value is the latent vector alone.
 """
 
 import importlib
@@ -45,7 +45,7 @@ def latent(  # noqa: PLR0913 (the options of a case)
         keys: Number of keys of each sequence.
         heads: Query heads.
         rank: Size of the latent vector.
-        rope: Number of lanes of rope.
+        rope: Number of elements of rope.
         block: Number of tokens in a block of the cache.
         splits: Number of parts into which the keys are split.
         scale: Scale of the scores.
