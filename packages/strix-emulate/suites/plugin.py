@@ -20,8 +20,11 @@ _REFUSES = "not supported in this architecture"
 _COMPARES = re.compile(r"/tests?/|/(torch|numpy)/(_numpy/)?testing/|/test_\w+\.py$")
 
 
-def pytest_configure() -> None:
-    """Let torch use the emulated device, if this process was started with one."""
+def pytest_addoption() -> None:
+    """Let torch use the emulated device, if this process was started with one.
+
+    pytest calls this hook before it loads a conftest.py, which may use the device.
+    """
     if "STRIX_EMULATE_PYTHON" in os.environ:
         from strix_emulate import torch_device
 

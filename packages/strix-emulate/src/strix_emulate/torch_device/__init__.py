@@ -69,8 +69,8 @@ def install() -> None:
     triton.runtime.driver.set_active(driver)
 
 
-def pytest_configure() -> None:
-    """Install the device before pytest collects tests."""
+def pytest_addoption() -> None:
+    """Install the device before pytest loads a conftest.py, which may use the device."""
     install()
 
 
