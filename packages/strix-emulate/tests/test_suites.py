@@ -121,6 +121,16 @@ def test_torch_and_triton_are_those_of_the_channel() -> None:
     assert names[-1][0] == "einops"
 
 
+def test_pip_installs_the_emulator_with_its_plugin_for_vllm() -> None:
+    assert str(SUITES.parent) in suites.requirements({})
+
+
+def test_no_launch_ends_because_of_its_size() -> None:
+    """Within a case's ten minutes, two cores execute at most 97 million instructions a second."""
+    budget = int(suites.DEVICE[suites.DEVICE.index("--budget") + 1])
+    assert budget > 2 * 600 * 97_000_000
+
+
 GOOGLETEST = """[ RUN      ] A.first
 [       OK ] A.first (3 ms)
 [ RUN      ] A.second

@@ -13,6 +13,7 @@ from strix_emulate import torch_device
 from strix_emulate.errors import EmulatorError
 
 torch = pytest.importorskip("torch")
+SUITES = Path(__file__).resolve().parents[1] / "suites"
 
 
 def run(folder: Path, *arguments: str):
@@ -49,6 +50,23 @@ def test_a_kernel_that_leaves_its_tensor_traps(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "trap in add" in done.stderr
     assert "bounds" in done.stderr
+
+
+@pytest.mark.parametrize("plugin", ["strix_emulate.torch_device", "plugin"])
+def test_a_conftest_may_use_the_device(tmp_path: Path, plugin: str) -> None:
+    """pytest loads a conftest.py, which may ask for the device, before it configures plugins."""
+    find_compiler()
+    if not SUITES.is_dir():
+        pytest.skip("the runner of other projects' suites is not here")
+    (tmp_path / "conftest.py").write_text("import torch\ntorch.cuda.get_device_properties(0)\n")
+    (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass\n")
+    done = run_on_device(
+        [sys.executable, "-m", "pytest", "-q", "-p", plugin, f"--rootdir={tmp_path}", tmp_path],
+        STRIX_EMULATE_HIP=str(find_library(tmp_path / "lib")),
+        XDG_CACHE_HOME=str(tmp_path / "compiled"),
+        PYTHONPATH=os.pathsep.join([str(SUITES), os.environ.get("PYTHONPATH", "")]),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_program_of_no_device_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
