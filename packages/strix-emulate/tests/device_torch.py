@@ -79,12 +79,24 @@ def add_arrays() -> list[bool]:
     return sums
 
 
+def use_accelerator() -> bool:
+    """Make calls of torch.accelerator; return whether a tensor on its device is on the device."""
+    accelerator = torch.accelerator
+    accelerator.set_device_index("cuda:0")
+    with accelerator.device_index(accelerator.current_device_index()):
+        x = torch.ones(1, device=accelerator.current_accelerator())
+    accelerator.synchronize()
+    accelerator.empty_cache()
+    return accelerator.is_available() and accelerator.device_count() == 1 and x.is_cuda
+
+
 torch.manual_seed(0)
 answers = {
     "equal": [run(n, n) for n in (1, 128, 1000)],
     "milliseconds": measure(1),
     "arrays": add_arrays(),
     "memory": torch.cuda.mem_get_info(),
+    "accelerator": use_accelerator(),
     "device": [
         torch.empty(1, device="cuda").is_cuda,
         bool(where(torch.ones(1))),

@@ -38,6 +38,14 @@ _WITHOUT_EFFECT = (
 _RUNTIME = "libamdhip64.so.7"
 #: HIP_POINTER_ATTRIBUTE_DEVICE_POINTER
 _DEVICE_POINTER = 3
+#: Functions of torch.accelerator that do nothing.
+_ACCELERATOR_WITHOUT_EFFECT = (
+    "set_device_index",
+    "set_device_idx",
+    "set_stream",
+    "synchronize",
+    "empty_cache",
+)
 #: Objects that must live as long as the process: the allocator's library, and torch's mode.
 _installed: list[Any] = []
 
@@ -164,6 +172,7 @@ def _patch(torch) -> None:
     torch.cuda.device = type("device", (_OnlyOne,), {})
     torch.cuda.stream = type("stream", (_OnlyOne,), {})
     torch.cuda.Event = _Event
+    _patch_accelerator(torch.accelerator, torch.device("cuda"), stream)
     torch.Generator = _make_generator(torch)
     # Triton calls this function to get the stream of a launch.
     torch._C._cuda_getCurrentRawStream = lambda _device: 0
@@ -172,6 +181,19 @@ def _patch(torch) -> None:
     # The attribute is set on the class, because a mode is not active inside custom operators.
     torch.Tensor.is_cuda = property(lambda _tensor: True)
     torch.library.custom_op = _for_all_devices(torch.library.custom_op)
+
+
+def _patch_accelerator(accelerator, device, stream) -> None:
+    """Let torch.accelerator, which names no kind of device, report the same device."""
+    for name in _ACCELERATOR_WITHOUT_EFFECT:
+        setattr(accelerator, name, lambda *_args, **_options: None)
+    accelerator.is_available = lambda: True
+    accelerator.device_count = lambda: 1
+    accelerator.current_accelerator = lambda check_available=False: device
+    accelerator.current_device_index = lambda: 0
+    accelerator.current_device_idx = lambda: 0
+    accelerator.current_stream = lambda _device=None: stream
+    accelerator.device_index = type("device_index", (_OnlyOne,), {})
 
 
 def _make_generator(torch):
