@@ -37,10 +37,23 @@ def run(n: int, length: int) -> bool:
     return torch.equal(z, x + y)
 
 
-@torch.library.custom_op("emulated::where", mutates_args=())
+@torch.library.custom_op("emulated::where", mutates_args=(), device_types="cuda")
 def where(x: torch.Tensor) -> torch.Tensor:
     """Return whether the tensor is on the device inside of a custom operator."""
     return torch.tensor(x.is_cuda)
+
+
+def call_registered_kernels() -> list[bool]:
+    """Call operators whose only kernels are registered for CUDA, in two ways."""
+    defined = torch.library.Library("emulated_kernels", "DEF")
+    for name in ("first", "second"):
+        defined.define(f"{name}(Tensor x) -> Tensor")
+    defined.impl("first", torch.neg, "CUDA")
+    for_cuda = torch.library.Library("emulated_kernels", "IMPL", "CUDA")
+    for_cuda.impl("second", torch.neg)
+    x = torch.ones(3, device="cuda")
+    operators = torch.ops.emulated_kernels
+    return [torch.equal(f(x), -x) for f in (operators.first, operators.second)]
 
 
 def measure(n: int) -> float:
@@ -97,6 +110,7 @@ answers = {
     "arrays": add_arrays(),
     "memory": torch.cuda.mem_get_info(),
     "accelerator": use_accelerator(),
+    "registered": call_registered_kernels(),
     "device": [
         torch.empty(1, device="cuda").is_cuda,
         bool(where(torch.ones(1))),

@@ -180,7 +180,7 @@ def _patch(torch) -> None:
     torch.version.cuda = None
     # The attribute is set on the class, because a mode is not active inside custom operators.
     torch.Tensor.is_cuda = property(lambda _tensor: True)
-    torch.library.custom_op = _for_all_devices(torch.library.custom_op)
+    _redirect_kernels(torch.library.Library)
 
 
 def _patch_accelerator(accelerator, device, stream) -> None:
@@ -207,13 +207,24 @@ def _make_generator(torch):
     return Generator
 
 
-def _for_all_devices(custom_op):
-    """Return a custom_op that ignores the device types to which an operator is restricted."""
+def _redirect_kernels(library) -> None:
+    """Let operators call the kernels that are registered for CUDA, although torch sees CPU tensors.
 
-    def define(*args, device_types=None, **options):
-        return custom_op(*args, device_types=None, **options)
+    Args:
+        library: The class torch.library.Library. All ways to register a kernel in Python use it.
+    """
+    create, register = library.__init__, library.impl
 
-    return define
+    def on_cpu(key: str) -> str:
+        return "CPU" if key == "CUDA" else key
+
+    def create_on_cpu(self, ns, kind, dispatch_key=""):
+        create(self, ns, kind, on_cpu(dispatch_key))
+
+    def register_on_cpu(self, op_name, fn, dispatch_key="", **options):
+        return register(self, op_name, fn, on_cpu(dispatch_key), **options)
+
+    library.__init__, library.impl = create_on_cpu, register_on_cpu
 
 
 def _measure_memory(_device=None) -> tuple[int, int]:
