@@ -8,6 +8,8 @@ tests plant faults in vLLM's kernels and run them in Triton's interpreter.
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -296,3 +298,45 @@ def test_the_source_is_right():
     results = run(["attention"], options, ids).checks
     assert {result.id for result in results} == set(ids)
     assert not [result for result in results if result.state is not State.PASSED]
+
+
+_UNEQUAL_HEAD_DIMS = """
+import sys
+from pathlib import Path
+
+import torch
+from strix_validate.vllm import source
+
+source.install(Path(sys.argv[1]))
+from vllm.v1.attention.ops.triton_unified_attention_diffkv import unified_attention_diffkv
+
+torch.manual_seed(0)
+window = int(sys.argv[2])
+q, k, v = torch.randn(20, 2, 64), torch.randn(2, 16, 1, 64), torch.randn(2, 16, 1, 32)
+out = torch.full((20, 2, 32), torch.nan)
+unified_attention_diffkv(
+    q=q, k=k, v=v, out=out, cu_seqlens_q=torch.tensor([0, 20], dtype=torch.int32), max_seqlen_q=20,
+    seqused_k=torch.tensor([30], dtype=torch.int32), softmax_scale=0.125, causal=True,
+    window_size=(window - 1, 0), softcap=0, block_table=torch.tensor([[1, 0]], dtype=torch.int32),
+)
+keys, values = (x[[1, 0]].reshape(32, -1)[:30] for x in (k, v))
+distance = torch.arange(10, 30)[:, None] - torch.arange(30)
+visible = (distance >= 0) & (distance < (window or 30))
+scores = torch.einsum("qhd,kd->hqk", q, keys) * 0.125
+weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+torch.testing.assert_close(out, torch.einsum("hqk,kd->qhd", weights, values), atol=1e-4, rtol=1e-4)
+"""
+
+
+@needs_vllm
+@pytest.mark.parametrize("window", [0, 7])
+def test_values_may_have_another_head_dimension_than_keys(window: int) -> None:
+    """The kernel for this has its own launcher, but shares functions that the patches change."""
+    done = subprocess.run(
+        [sys.executable, "-c", _UNEQUAL_HEAD_DIMS, SOURCE, str(window)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -65,6 +65,7 @@ _FAMILIES = (
     "vllm.v1.attention.ops.triton_decode_attention",
     "vllm.v1.attention.ops.triton_merge_attn_states",
     "vllm.v1.attention.ops.triton_prefill_attention",
+    "vllm.v1.attention.ops.triton_unified_attention_diffkv",
     "vllm.third_party.flash_linear_attention.ops",
     "vllm.model_executor.layers.mamba.ops",
     "vllm.model_executor.layers.quantization.awq_triton",
