@@ -103,6 +103,14 @@ def use_accelerator() -> bool:
     return accelerator.is_available() and accelerator.device_count() == 1 and x.is_cuda
 
 
+def pin() -> bool:
+    """Copy numbers to the device from tensors in pinned memory; return whether they are right."""
+    allocated = torch.tensor([1, 2], pin_memory=True, device="cpu")
+    moved = torch.tensor([1, 2], device="cpu").pin_memory()
+    copies = [x.to("cuda", non_blocking=True).tolist() for x in (allocated, moved)]
+    return copies == [[1, 2], [1, 2]]
+
+
 torch.manual_seed(0)
 answers = {
     "equal": [run(n, n) for n in (1, 128, 1000)],
@@ -111,6 +119,7 @@ answers = {
     "memory": torch.cuda.mem_get_info(),
     "accelerator": use_accelerator(),
     "registered": call_registered_kernels(),
+    "pinned": pin(),
     "device": [
         torch.empty(1, device="cuda").is_cuda,
         bool(where(torch.ones(1))),

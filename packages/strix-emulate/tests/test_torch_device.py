@@ -40,6 +40,7 @@ def test_kernels_compute_on_torchs_tensors(tmp_path: Path) -> None:
     assert answers["arrays"] == [True] * 5
     assert 0 < answers["memory"][0] < answers["memory"][1]
     assert answers["accelerator"]
+    assert answers["pinned"]
     assert answers["registered"] == [True, True]
     assert answers["cleared"]
     assert answers["drawn"]

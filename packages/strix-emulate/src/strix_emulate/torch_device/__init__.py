@@ -277,7 +277,7 @@ class _OnlyOne:
 
 
 def _make_mode(torch):
-    """Return a mode in which the device "cuda" means the CPU."""
+    """Return a mode in which the device "cuda" means the CPU, and no memory is pinned."""
 
     def on_cpu(value):
         if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
@@ -298,7 +298,12 @@ def _make_mode(torch):
         ):
             if function == torch.Tensor.cuda:
                 return _in_device_memory(torch, args[0])
+            if function == torch.Tensor.pin_memory:
+                return args[0]
             options = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
+            # The device reads all tensors where they are, and torch would look for a GPU.
+            if options.get("pin_memory"):
+                options["pin_memory"] = False
             result = function(*map(on_cpu, args), **options)
             # The program may have got a torch.device from a tensor, whose device is the CPU here.
             if function == torch.Tensor.to or "device" in options:
