@@ -34,17 +34,17 @@ def pytest_addoption() -> None:
 @pytest.hookimpl(trylast=True)  # behind pytest's own -k
 def pytest_collection_modifyitems(session, config, items) -> None:
     """Write the names of all cases, or keep those that suites.py names."""
-    if names := os.environ.get("SUITES_NAMES"):
-        Path(names).write_text("\n".join(item.nodeid for item in items))
-    if wanted := os.environ.get("SUITES_WANTED"):
-        chosen = set(Path(wanted).read_text().splitlines())
+    if "SUITES_NAMES" in os.environ:
+        Path(os.environ["SUITES_NAMES"]).write_text("\n".join(item.nodeid for item in items))
+    if "SUITES_CASES" in os.environ:
+        chosen = set(Path(os.environ["SUITES_CASES"]).read_text().splitlines())
         items[:] = [item for item in items if item.nodeid in chosen]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Record that a case begins, and let an alarm end the process if the case takes too long."""
-    _note(item.nodeid, "begun")
+    _record(item.nodeid, "started")
     signal.alarm(int(os.environ.get("SUITES_SECONDS", "0")))
     try:
         return (yield)
@@ -62,7 +62,7 @@ def pytest_runtest_makereport(item, call):
     """
     report = yield
     if report.when == "call" or report.outcome != "passed":
-        _note(item.nodeid, _outcome(call, report))
+        _record(item.nodeid, _outcome(call, report))
         if report.outcome == "failed":
             # A later case may end the process before pytest prints its summary.
             print(f"\n{item.nodeid}\n{report.longreprtext}", file=sys.__stderr__, flush=True)
@@ -74,8 +74,8 @@ def pytest_runtest_makereport(item, call):
 def _outcome(call, report) -> str:
     if report.outcome in ("passed", "skipped"):
         return report.outcome
-    if lost := _lost():
-        return lost
+    if _lost():
+        return _lost()
     error = call.excinfo.value
     if isinstance(error, AssertionError):
         place = str(call.excinfo.traceback[-1].path)
@@ -91,7 +91,7 @@ def _lost() -> str:
     return _LASTING.get(ctypes.CDLL("libamdhip64.so.7").hipDeviceSynchronize(), "")
 
 
-def _note(name: str, outcome: str) -> None:
-    if done := os.environ.get("SUITES_DONE"):
-        with Path(done).open("a") as file:
+def _record(name: str, outcome: str) -> None:
+    if "SUITES_OUTCOMES" in os.environ:
+        with Path(os.environ["SUITES_OUTCOMES"]).open("a") as file:
             file.write(json.dumps([name, outcome]) + "\n")

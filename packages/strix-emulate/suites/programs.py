@@ -63,29 +63,29 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3600)
     parser.add_argument("--out", type=Path, default=Path("suites"))
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    log = given.out / f"{given.name}.log"
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = options.out / f"{options.name}.log"
     command = [
         sys.executable,
         "-m",
         "strix_emulate",
         "device",
         "--target",
-        given.target,
+        options.target,
         "--",
-        *given.command,
+        *options.command,
     ]
     with log.open("wb") as file:
         try:
             status = subprocess.run(
-                command, stdout=file, stderr=file, timeout=given.seconds, check=False
+                command, stdout=file, stderr=file, timeout=options.seconds, check=False
             ).returncode
         except subprocess.TimeoutExpired:
             status = -14
     counts = count(log.read_text(errors="replace"), status)
     cells = " | ".join(str(counts[x]) for x in OUTCOMES)
-    print(f"| {given.name} | {cells} |")
+    print(f"| {options.name} | {cells} |")
     sys.exit(1 if counts["wrong"] or not counts["passed"] else 0)
 
 

@@ -105,30 +105,35 @@ class Runner:
 
     def run(self, cases: list[str]) -> Iterator[tuple[str, str]]:
         """Run the cases; yield each with its outcome."""
-        left = list(cases)
-        while left:
-            batch = left[:BATCH]
-            with tempfile.NamedTemporaryFile("w") as wanted, tempfile.NamedTemporaryFile() as done:
-                wanted.write("\n".join(batch))
-                wanted.flush()
+        remaining = list(cases)
+        while remaining:
+            batch = remaining[:BATCH]
+            with (
+                tempfile.NamedTemporaryFile("w") as case_file,
+                tempfile.NamedTemporaryFile() as outcome_file,
+            ):
+                case_file.write("\n".join(batch))
+                case_file.flush()
                 files = sorted({name.partition("::")[0] for name in batch})
-                told = {
-                    "SUITES_WANTED": wanted.name,
-                    "SUITES_DONE": done.name,
+                variables = {
+                    "SUITES_CASES": case_file.name,
+                    "SUITES_OUTCOMES": outcome_file.name,
                     "SUITES_SECONDS": str(self.seconds),
                 }
-                code = self._pytest(files, told)
-                outcomes = [json.loads(line) for line in Path(done.name).read_text().splitlines()]
-            begun = [name for name, outcome in outcomes if outcome == "begun"]
-            finished = {name: outcome for name, outcome in outcomes if outcome != "begun"}
-            if not begun:
+                code = self._pytest(files, variables)
+                outcomes = [
+                    json.loads(line) for line in Path(outcome_file.name).read_text().splitlines()
+                ]
+            started = [name for name, outcome in outcomes if outcome == "started"]
+            finished = {name: outcome for name, outcome in outcomes if outcome != "started"}
+            if not started:
                 raise SystemExit(f"pytest ran none of {len(batch)} cases: {self.log}")
-            for name in begun:
+            for name in started:
                 # 14 is the number of SIGALRM, which plugin.py requests.
                 yield name, finished.get(name, "slow" if code == -14 else "ended")
-            left = [name for name in left if name not in begun]
+            remaining = [name for name in remaining if name not in started]
 
-    def _pytest(self, arguments: list[str], told: dict[str, str]) -> int:
+    def _pytest(self, arguments: list[str], variables: dict[str, str]) -> int:
         command = [
             *self.command,
             self.variables.get("SUITES_PYTHON", sys.executable),
@@ -148,7 +153,7 @@ class Runner:
             return subprocess.run(
                 command,
                 cwd=self.source,
-                env=self.variables | told,
+                env=self.variables | variables,
                 stdout=log,
                 stderr=log,
                 check=False,
@@ -162,8 +167,9 @@ def environment(source: Path, suite: dict) -> dict[str, str]:
         str(HERE),
         str(HERE.parent / "src"),
     ]
-    given = os.environ.get("PYTHONPATH")
-    variables = {"PYTHONPATH": os.pathsep.join([*path, *([given] if given else [])])}
+    if "PYTHONPATH" in os.environ:
+        path.append(os.environ["PYTHONPATH"])
+    variables = {"PYTHONPATH": os.pathsep.join(path)}
     return os.environ | variables | suite.get("environment", {})
 
 
@@ -176,36 +182,36 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="the unpacked and patched source")
     parser.add_argument("--out", type=Path, default=Path("suites"))
     parser.add_argument("--requirements", action="store_true", help="print what pip is to install")
-    given = parser.parse_args()
-    suite = suites[given.suite]
-    if given.requirements:
+    options = parser.parse_args()
+    suite = suites[options.suite]
+    if options.requirements:
         print(*requirements(suite))
         return
-    out = given.out.resolve()
+    out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    log, results = out / f"{given.suite}.log", out / f"{given.suite}.jsonl"
+    log, results = out / f"{options.suite}.log", out / f"{options.suite}.jsonl"
     log.unlink(missing_ok=True)
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder, results.open("w") as file:
-        if given.source:
-            source = given.source
+        if options.source:
+            source = options.source
         elif "repository" in suite:
             version = channel_versions()[suite["recipe"]]
             source = clone(suite["repository"], version, Path(folder))
         else:
             source = unpack(suite["recipe"], Path(folder))
         runner = Runner(
-            DEVICE, source.resolve(), environment(source.resolve(), suite), log, given.seconds
+            DEVICE, source.resolve(), environment(source.resolve(), suite), log, options.seconds
         )
         cases = runner.collect(suite["files"], suite.get("keyword", ""))
-        chosen = choose(cases, given.count or suite["count"])
+        chosen = choose(cases, options.count or suite["count"])
         for name, outcome in runner.run(chosen):
             counts[outcome] += 1
             print(f"{outcome:8} {name}", flush=True)
             file.write(json.dumps([name, outcome]) + "\n")
             file.flush()
     print(
-        f"| {given.suite}, {len(chosen)} of {len(cases)} | "
+        f"| {options.suite}, {len(chosen)} of {len(cases)} | "
         + " | ".join(str(counts[x]) for x in OUTCOMES)
         + " |"
     )
