@@ -348,7 +348,7 @@ static int may_store_by_lane(const Memory *m, State *w, const Op *o, const int64
   return 0;
 }
 
-// Records for doubts.py which waves store with an active lane.
+// Notes which waves store with an active lane. doubts.py reads this.
 static void note_stored(State *w, const Op *o, const int64_t *at) {
   for (long i = 0; w->stored && i < w->n; i++) {
     int64_t active = -(w->full && !o->resource);
