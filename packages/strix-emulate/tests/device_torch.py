@@ -40,7 +40,7 @@ def run(n: int, length: int) -> bool:
 @torch.library.custom_op("emulated::where", mutates_args=(), device_types="cuda")
 def where(x: torch.Tensor) -> torch.Tensor:
     """Return whether the tensor is on the device inside of a custom operator."""
-    return torch.tensor(x.is_cuda)
+    return torch.tensor(x.is_cuda, device="cuda")
 
 
 def call_registered_kernels() -> list[bool]:

@@ -10,7 +10,9 @@ use needs a C++ compiler (``CXX``).
 """
 
 import ctypes
+import functools
 import hashlib
+import inspect
 import os
 import shlex
 import subprocess
@@ -64,8 +66,9 @@ def install() -> None:
     if launcher.PYTHON_VARIABLE not in os.environ:
         raise EmulatorError("start the program with `strix-emulate device -- PROGRAM`")
     _installed.append(ctypes.CDLL(str(library(torch))))
-    _patch(torch)
     mode = _make_mode(torch)
+    _patch(torch)
+    _redirect_kernels(torch.library, mode)
     mode.__enter__()
     _installed.append(mode)
     from triton.backends.amd.driver import HIPDriver
@@ -180,7 +183,6 @@ def _patch(torch) -> None:
     torch.version.cuda = None
     # The attribute is set on the class, because a mode is not active inside custom operators.
     torch.Tensor.is_cuda = property(lambda _tensor: True)
-    _redirect_kernels(torch.library.Library)
 
 
 def _patch_accelerator(accelerator, device, stream) -> None:
@@ -207,24 +209,39 @@ def _make_generator(torch):
     return Generator
 
 
-def _redirect_kernels(library) -> None:
+def _redirect_kernels(library, mode) -> None:
     """Let operators call the kernels that are registered for CUDA, although torch sees CPU tensors.
 
+    torch turns a mode off while it calls a function for the mode. So each kernel turns it on again.
+
     Args:
-        library: The class torch.library.Library. All ways to register a kernel in Python use it.
+        library: torch.library. All ways to register a kernel in Python use its class Library.
+        mode: The mode in which "cuda" means the CPU.
     """
-    create, register = library.__init__, library.impl
+    create, register = library.Library.__init__, library.Library.impl
 
     def on_cpu(key: str) -> str:
         return "CPU" if key == "CUDA" else key
+
+    def in_mode(kernel):
+        if kernel is library.fallthrough_kernel or not inspect.isfunction(kernel):
+            return kernel
+
+        @functools.wraps(kernel)
+        def run(*args, **options):
+            with mode:
+                return kernel(*args, **options)
+
+        return run
 
     def create_on_cpu(self, ns, kind, dispatch_key=""):
         create(self, ns, kind, on_cpu(dispatch_key))
 
     def register_on_cpu(self, op_name, fn, dispatch_key="", **options):
-        return register(self, op_name, fn, on_cpu(dispatch_key), **options)
+        return register(self, op_name, in_mode(fn), on_cpu(dispatch_key), **options)
 
-    library.__init__, library.impl = create_on_cpu, register_on_cpu
+    library.Library.__init__ = create_on_cpu
+    library.Library.impl = register_on_cpu
 
 
 def _measure_memory(_device=None) -> tuple[int, int]:
