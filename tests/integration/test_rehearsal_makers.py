@@ -254,8 +254,8 @@ def test_what_conda_forges_package_requires_besides(
 def test_another_name_than_pypis(tmp_path: Path) -> None:
     """If conda-forge and PyPI use different names, there is a package for each of the two names.
 
-    The package with conda-forge's name requires the package of the wheel, which has PyPI's name,
-    because other wheels require PyPI's name.
+    The package that is made from the wheel keeps PyPI's name, because other wheels require that
+    name. The package with conda-forge's name is empty and requires the other package.
     """
     names = ["prometheus_client", "ray-default", "ray", "rich"]
     assert conda_forge.find_other_names("prometheus-client", names) == {"prometheus_client"}

@@ -87,7 +87,7 @@ def locate_file(record: RepoDataRecord) -> tuple[str, str]:
         if not reason and record.file_name != name:
             reason = f"calls its file {record.file_name!a:.200}, which is not the name in its URL"
         if not reason and record.subdir != subdir:
-            reason = f"is not in a folder {record.subdir!a:.80}, as its record says"
+            reason = f"names the folder {record.subdir!a:.80}, which is not the one in its URL"
     except ValueError as error:
         reason = str(error)
     if reason:

@@ -149,10 +149,10 @@ class State:
         return self._following[key]
 
 
-#: Numbers of entries by their content. Kernels with much divergence have many entries.
+#: An id for each distinct entry, by its content. Kernels with much divergence have many entries.
 _numbers: dict[tuple, int] = {}
 _next_number = itertools.count()
-#: States by the numbers of their entries.
+#: States by the ids of the entries in each counter's queue.
 _states: dict[tuple, State] = {}
 _MAX_STATES = 100_000
 NOTHING = State(((), (), ()))

@@ -216,7 +216,7 @@ def _varlen_packed_cases() -> Iterator[FlashCase]:
 
 def _length_cases() -> Iterator[FlashCase]:
     catches = (
-        "a last block with a single query or key that is left out, or whose padding is included"
+        "the last block is left out, or its padding is included, if it has a single query or key"
     )
     rows = (
         (129, False, Size.QUICK),
