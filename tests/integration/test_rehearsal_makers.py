@@ -322,7 +322,7 @@ def test_the_overlay_is_printed_and_fits(place: checkout.Place) -> None:
     assert any(line.endswith("python test_without_gpu.py 7.2.4") for line in added)
     assert any('"rehearsal_"' in line for line in added)
     assert any(line.endswith("if not build.startswith(REHEARSED):") for line in added)
-    with pytest.raises(checkout.Refused, match="but it has it 0 times"):
+    with pytest.raises(checkout.Refused, match="but occurs 0 times"):
         place.apply_overlay()
 
 

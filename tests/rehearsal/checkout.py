@@ -200,8 +200,8 @@ class Place:
             text, count = re.subn(old, new, file.read_text())
             if count != 1:
                 raise Refused(
-                    f"the overlay replaces a text that {name} must contain exactly once, but it "
-                    f"has it {count} times: {old}"
+                    f"the overlay replaces a text that must occur once in {name}, but occurs "
+                    f"{count} times: {old}"
                 )
             file.write_text(text)
             changed_names.append(name)
