@@ -88,9 +88,10 @@ def test_a_call_that_fails(
 
 
 def test_a_record_that_rattler_does_not_see_fail(world: World) -> None:
-    """The driver notices an empty record in conda-meta.
+    """The installation fails if a record in conda-meta is empty.
 
-    rattler does not report the failed write, and cannot read a prefix with such a record.
+    rattler does not report that it could not write the record. It fails later in the same
+    installation, when it reads the records of the prefix.
     """
     reset(world.template, world.root)
     done = world.run("install", f"write:1:{errno.ENOSPC}:/conda-meta/prefix_record_")

@@ -17,7 +17,7 @@ UNNEEDED = re.compile(
     r"pulseaudio|alsa|ffmpeg|libopenvino|intel-|mkl$|cuda|nvidia-|cudnn|nccl|libnv|"
     r"libcu(blas|fft|rand|solver|sparse))"
 )
-# Each build of Pillow needs these packages, for Pillow's access to the clipboard.
+# libxcb needs these packages. Each build of Pillow needs libxcb, for screenshots of an X11 screen.
 TOLERATED = {"xorg-libxau", "xorg-libxdmcp"}
 
 

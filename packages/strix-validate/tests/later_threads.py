@@ -100,7 +100,8 @@ TORCH = {
     "kyuz0/amd-strix-halo-vllm-toolboxes#61 with an older nightly": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.13.0a0+rocm7.14.0a20260608", hip="7.14.60608"),
     ),
-    # ROCm 7.11 nightlies before the fix of 2025-12-19 page-fault on Linux kernels with the fix.
+    # ROCm 7.11's nightlies from before 2025-12-19, when ROCm was fixed, end in page faults on
+    # Linux kernels that have the kernel's own fixes for gfx1151.
     "ROCm 7.11 nightly before the page-fault fix": Machine(
         TOOLBOX | torch(TOOLBOX_SITE, "2.10.0a0+rocm7.11.0a20251212", hip="7.2.53150"),
         {"packages": Expected("error", "ROCm 7.11.0a20251212, which page-faults")},

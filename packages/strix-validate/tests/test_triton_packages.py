@@ -66,7 +66,8 @@ def _all_rows_but_one(x):
     return torch.cat([x[:1] * 0, x[1:]])
 
 
-#: By package and case, and then by fault: the result that the fault changes, and the change.
+#: By package and case, and then by fault: the result that the fault changes, and a change of
+#: about the fault's size.
 SPOILT = {
     (liger, "rms-norm"): {
         "mean divides by the size of the padded block": ("out", lambda x: x * (512 / 300) ** 0.5),
