@@ -303,7 +303,8 @@ class _Completion:
 def judge_context(server: Endpoint) -> dict:
     """Require right tokens and log probabilities up to the last token of the context.
 
-    Log probabilities of the whole prompt are requested if vLLM has the memory for them.
+    Log probabilities of the whole prompt are requested only if `_can_score` expects that the server
+    has the memory for them, and that the answer is not too long.
 
     Raises:
         CannotRun: The server does not list the length of its context.
