@@ -40,7 +40,7 @@ SECTIONS_PAGE = "docs/packages.md"
 FIGURES = {
     "README.md": (
         "build {host_packages} of the {packages} packages",
-        "about {hours} CPU hours, {disk} GiB of disk.",
+        "about {hours} CPU hours and {disk} GiB of disk.",
         "in an estimated {hours_on_4_cores} hours,",
         "{host_packages} packages: {host_download} GiB of downloads, {host_disk} GiB of disk, "
         "{host_hours} CPU hours",
