@@ -276,7 +276,7 @@ SETTINGS = {
         {
             "options": Expected(
                 "warning",
-                "this kernel is newer",
+                "this kernel has them",
                 "remove cwsr_enable=0 from boot.extraModprobeConfig",
                 "sed",
                 reboot=True,

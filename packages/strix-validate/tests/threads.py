@@ -370,7 +370,7 @@ THREADS = {
         | UBUNTU
         | {"proc/cmdline": "amd_iommu=off amdgpu.cwsr_enable=0\n"},
         {
-            "options": Expected("info", "keep it until the kernel is newer"),
+            "options": Expected("info", "keep it until the kernel has them"),
             "kernel": Expected("error", "older than 6.17.0-19", "hwe-24.04"),
         },
     ),

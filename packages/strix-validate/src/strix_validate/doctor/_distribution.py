@@ -69,7 +69,8 @@ def detect_family(tree: Tree) -> str:
     """Return the family of distributions that the host's distribution belongs to.
 
     Returns:
-        A key of _UPGRADE or _INITRAMFS; for an unknown distribution, its ID in os-release.
+        A key of _UPGRADE or _INITRAMFS; for an unknown distribution, its ID in os-release, or
+        "unknown" in a container.
     """
     release = _read_release(tree)
     family_of_kernel = "unknown"
@@ -198,10 +199,9 @@ def suggest_new_firmware(tree: Tree) -> Fix:
 
 
 def add_initramfs_build(tree: Tree, command: str) -> str:
-    """Return a command that changes /etc/modprobe.d, followed by the rebuild of the initramfs.
+    """Return a command that changes modprobe.d or firmware, then the rebuild of the initramfs.
 
-    For a module that is loaded from the initramfs, only the copy of /etc/modprobe.d in the
-    initramfs counts.
+    For a module that is loaded from the initramfs, only the copies in the initramfs count.
     """
     build = _INITRAMFS.get(detect_family(tree))
     if build is None:
@@ -223,7 +223,7 @@ def suggest_modprobe_edit(tree: Tree, file: str, expressions: list[str], change:
         file: The path of the file. A file outside of /etc belongs to a package; one of the same
             name in /etc replaces it.
         expressions: The sed expressions that remove the lines or options.
-        change: The removed options in words, for NixOS, which generates the file.
+        change: What is removed, in words, for NixOS, which generates the file.
     """
     if detect_family(tree) == "nixos":
         # NixOS generates /etc/modprobe.d from its configuration, and it cannot be written.

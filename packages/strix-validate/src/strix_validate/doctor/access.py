@@ -53,7 +53,7 @@ def render(tree: Tree) -> Result:
 
 
 def _find_render_node(tree: Tree) -> str:
-    """Return the render node of the GPU; the first one if KFD names none."""
+    """Return the render node of the target GPU, else of another GPU, else the first one."""
     gpus = tree.gpus
     if tree.target_gpu:
         gpus = [tree.target_gpu, *gpus]
@@ -65,8 +65,8 @@ def _find_render_node(tree: Tree) -> str:
 
 
 def groups(tree: Tree) -> Result:
-    """The user is in the group that may open the devices, which is render in most distributions.
-    Without that group, only root can open them:
+    """The user may open the devices as root, as a member of their group, or because everyone may.
+    The group is render in most distributions:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     need_gpu(tree)
     names = need_value(tree.groups, "the user's groups")
@@ -181,11 +181,11 @@ def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -
     enforces_selinux = tree.read("sys/fs/selinux/enforce") == "1"
     if enforces_selinux or container in ("podman", "toolbox"):
         return error(
-            f"{message}, although the group {group} may open it: SELinux forbids it",
+            f"{message}, although its mode and its group {group} allow it: SELinux forbids it",
             "sudo setsebool -P container_use_devices=true, or --security-opt label=disable",
         )
     return error(
-        f"{message}, although the user is in its group {group}",
+        f"{message}, although its mode and its group {group} allow it",
         "compare ls -lZ /dev/kfd /dev/dri with id; a sandbox or another user namespace may forbid "
         "access",
     )

@@ -32,7 +32,7 @@ def measure(library: Path) -> dict[str, float]:
         library: Path of libamdhip64.so.
 
     Returns:
-        Bytes per second by kind of source.
+        Bytes per second by kind of source; an upper bound if the copies take longer than TIMEOUT.
 
     Raises:
         NotMeasured: HIP does not work on this machine, or the process crashed.

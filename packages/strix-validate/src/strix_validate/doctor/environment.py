@@ -35,7 +35,8 @@ _ACTIVATION = {
 _COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 _COMPILER_WHEELS = ("rocm", "rocm_sdk_core", "triton", "pytorch_triton_rocm", "torch")
 _COMPILER_PACKAGES = ("rocm-core", "amdrocm", "hip-runtime-amd", "comgr", "libamdhip64")
-#: Variables for debugging, which wait for each kernel or print each call.
+#: Variables for debugging, which wait for each kernel or copy, print each call, or allocate memory
+#: anew for each tensor.
 _DEBUGGING = (
     "AMD_SERIALIZE_KERNEL",
     "AMD_SERIALIZE_COPY",
@@ -63,8 +64,8 @@ _CACHE_VARIABLES = (
 
 
 def environment(tree: Tree) -> Result:
-    """No variable makes libraries mistake the GPU for another model, or load another ROCm.
-    HSA_OVERRIDE_GFX_VERSION causes memory faults:
+    """No variable makes libraries mistake the GPU for another model, load another ROCm, hang, or
+    run slowly. HSA_OVERRIDE_GFX_VERSION causes memory faults:
     https://github.com/ROCm/legacy-rocm-build/issues/5824"""
     overrides = _read_overrides(tree)
     if overrides:
@@ -118,7 +119,7 @@ def _find_foreign_variables(tree: Tree) -> list[str]:
 
 
 def _uses_system_rocm(tree: Tree) -> bool:
-    """Return whether the system's Python has torch. Such a torch uses the system's ROCm."""
+    """Return whether the examined Python is the system's and has a torch, on the system's ROCm."""
     python = find_interpreter(tree)
     if python is None or python.kind != "system":
         return False
@@ -215,8 +216,9 @@ def find_exact_requirements(prefix: Path, package: str) -> Iterator[tuple[str, s
 
 
 def caches(tree: Tree) -> Result:
-    """No cache of compiled kernels is older than the installed ROCm and Triton. comgr, MIOpen and
-    Triton reuse stale kernels: https://github.com/ROCm/legacy-rocm-build/issues/6034"""
+    """No cache of compiled kernels is older than the last installation of ROCm, Triton or torch.
+    comgr, MIOpen and Triton reuse stale kernels:
+    https://github.com/ROCm/legacy-rocm-build/issues/6034"""
     installed = _find_last_installation(tree)
     if installed is None:
         raise CannotRun("the age of ROCm and Triton cannot be read: neither is installed")
@@ -231,12 +233,15 @@ def caches(tree: Tree) -> Result:
     if not stale:
         return fine()
     listed = " ".join(stale)
-    message = f"older than the installed ROCm and Triton: {listed}"
+    message = f"older than the last installation of ROCm, Triton or torch: {listed}"
     return warning(message, f"rm -r {listed}")
 
 
 def _find_last_installation(tree: Tree) -> float | None:
-    """Return when a compiler or a compiled library was last installed, or None if none was."""
+    """Return when a compiler or a compiled library was last installed, or None if none was.
+
+    In a conda environment that has none of them, the last change of its packages counts.
+    """
     files: list[Path] = []
     if tree.prefix and (tree.prefix / "conda-meta").is_dir():
         meta = tree.prefix / "conda-meta"
@@ -270,8 +275,9 @@ def _find_cache_folders(tree: Tree) -> dict[str, Path]:
 
 
 def two_machines(tree: Tree) -> Result:
-    """If Ray is installed, this machine fits into a cluster of two. It allows enough open files, it
-    has a network, and the hash of its packages is that of the other machine: docs/cluster.md"""
+    """If Ray is installed, this machine fits into a cluster of two. It allows enough open files and
+    has a network. The hash of its packages is printed, for a comparison with the other machine's:
+    docs/cluster.md"""
     if not tree.prefix or not any(tree.prefix.glob("conda-meta/ray-core-*.json")):
         return fine()
     needed = cluster_machine.FILES

@@ -54,7 +54,7 @@ class Findings(_Model):
         gpu_arch: The GPU that the doctor looked for.
         status: The most severe status among the findings; "skipped" if all are skipped.
         needs_reboot: Whether any fix needs a reboot.
-        findings: One for each check that ran, in the order of the terminal's output.
+        findings: One for each selected check, skipped ones included, in the record's order.
     """
 
     format: Literal[1] = 1

@@ -76,8 +76,9 @@ def _select_visible(gpus: list[int], value: str) -> list[int]:
 
 
 def gpu(tree: Tree) -> Result:
-    """KFD, the compute part of the amdgpu driver, lists the GPU. gfx1150 (Strix Point) is easily
-    mistaken for gfx1151, but needs other kernels: https://github.com/ROCm/aotriton/issues/183"""
+    """KFD, the compute part of the amdgpu driver, lists the GPU, and no variable hides it. gfx1150
+    (Strix Point) is easily mistaken for gfx1151, but needs other kernels:
+    https://github.com/ROCm/aotriton/issues/183"""
     gpus = [f"{node.name} ({node.units} units)" for node in tree.gpus]
     measured = {"gpus": ", ".join(gpus)}
     if tree.target_gpu:
@@ -355,8 +356,8 @@ def find_kernel_fault(tree: Tree) -> kernel_release.Faulty | None:
 
 
 def firmware(tree: Tree) -> Result:
-    """The GPU's firmware is not that of linux-firmware 20251125, whose MES 0x83 hangs compute on
-    gfx1151, and no package of AMD's driver replaces linux-firmware's files:
+    """The GPU's firmware is neither that of linux-firmware 20251125, whose MES 0x83 hangs compute
+    on gfx1151, nor MES 0x86, with which a machine hung. Nothing overrides linux-firmware's files:
     https://github.com/ROCm/legacy-rocm-build/issues/5724"""
     need_gpu(tree)
     _need_gfx1151()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Describe the machine and the environment for a record.
+"""Describe the machine and the environment for a record, without host names and user names.
 
-A record has no host names, user names or paths; $PREFIX stands for the environment's folder.
+In the reasons of a record, $PREFIX stands for the environment's folder, and ~ for the user's.
 """
 
 import importlib.metadata

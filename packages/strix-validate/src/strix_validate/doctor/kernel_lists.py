@@ -61,7 +61,7 @@ def read_lists(prefix: Path) -> dict[str, dict[str, dict]]:
 
 
 def describe(kernel: dict) -> str:
-    """Describe a listed kernel in one line: name(argument types) constants."""
+    """Describe a listed kernel in one line: name(argument types) constants and options."""
     types = ", ".join(kernel["types"].values())
     values = kernel["constants"] | kernel["options"]
     assignments = [f"{name}={value}" for name, value in values.items() if value != "None"]

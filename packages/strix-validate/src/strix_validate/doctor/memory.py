@@ -206,8 +206,9 @@ def _judge_misspelt_options(tree: Tree) -> Result:
 
 
 def container(tree: Tree) -> Result:
-    """A container's control group allows the memory that models need, and /dev/shm is large enough
-    for programs of several processes: https://docs.vllm.ai/en/latest/deployment/docker.html"""
+    """The control group allows the memory that models need, and a container's /dev/shm is large
+    enough for programs of several processes:
+    https://docs.vllm.ai/en/latest/deployment/docker.html"""
     kind = containers.detect(tree)
     results = [_judge_group_limit(tree, kind)]
     if kind:

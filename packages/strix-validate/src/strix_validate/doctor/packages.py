@@ -138,7 +138,7 @@ def _judge_conda_packages(
     installed: _Installed,
     records: dict[str, _CondaRecord],
 ) -> Result:
-    """Judge conda's packages: whether another channel built them, or pip overwrote them."""
+    """Judge conda's packages: whether they are conda-forge's, or another tool overwrote them."""
     for name, record in records.items():
         package = CONDA_NAMES[name]
         overwriting = [

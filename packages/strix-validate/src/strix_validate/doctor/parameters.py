@@ -48,7 +48,7 @@ def read_arguments(tree: Tree) -> list[str]:
 
 
 def read_settings(tree: Tree, module: str) -> list[Setting]:
-    """Return the options that files and the command line set, in the order of precedence."""
+    """Return the options of a module that are set: those of the command line, then of files."""
     places = []
     for argument in read_arguments(tree):
         match = re.fullmatch(rf"{module}\.(\w+)=(\S*)", argument)
@@ -79,7 +79,7 @@ def _read_options(tree: Tree, file: Path, module: str) -> list[tuple[str, str]]:
 
 
 def find_setting(tree: Tree, module: str, name: str) -> Setting | None:
-    """Return an option that someone set, or None if it has its default."""
+    """Return an option that someone set, or None if nobody set it."""
     for setting in read_settings(tree, module):
         if setting.name == name:
             return setting

@@ -41,7 +41,7 @@ _LOW_LEVELS = ("low", "profile_min_sclk", "profile_min_mclk", "profile_exit")
 _GOVERNOR = "https://github.com/noamsto/nix-amd-ai/issues/19"
 _TUNED = "sudo tuned-adm profile accelerator-performance"
 _PLATFORM_PROFILE = "sys/firmware/acpi/platform_profile"
-#: Values of amd_iommu that the kernel knows; "on" changes nothing.
+#: Values of amd_iommu that the kernel knows, and "on", which it ignores.
 _AMD_IOMMU = {
     "on",
     "off",
@@ -86,17 +86,19 @@ def _suggest_removal(tree: Tree, name: str) -> Fix:
 
 
 def _judge_cwsr(tree: Tree) -> Result:
-    """Judge cwsr_enable=0, which only kernels without the fixes of KFD need."""
+    """Judge cwsr_enable=0, which only kernels without the fixes for KFD's limits need."""
     if parameters.read_value(tree, "amdgpu", "cwsr_enable") not in ("0", "N"):
         return fine()
     release = kernel_release.parse(tree.release or "")
     first = kernel_release.find_first_fixed()
-    message = f"amdgpu.cwsr_enable=0 is a workaround for kernels before {first}"
+    message = (
+        f"amdgpu.cwsr_enable=0 is a workaround for kernels without KFD's fixes of Linux {first}"
+    )
     if release is None or not hardware.has_fixes(tree, release):
-        message += ": keep it until the kernel is newer (doctor/kernel)"
+        message += ": keep it until the kernel has them (doctor/kernel)"
         return remark(message, "", _CWSR_NEEDED)
     message += (
-        ", and this kernel is newer; with the option, queues cannot be preempted, so that a long "
+        ", and this kernel has them; with the option, queues cannot be preempted, so that a long "
         "GPU kernel blocks the desktop"
     )
     return warning(message, _suggest_removal(tree, "cwsr_enable"), _CWSR)

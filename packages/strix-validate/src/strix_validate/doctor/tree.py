@@ -133,7 +133,7 @@ class Tree:
     Attributes:
         root: The folder that contains the machine's files.
         open_device: Opens a device file; raises OSError if it cannot.
-        read_device: Reads a device file's owner.
+        read_device: Reads a device file's group, mode and driver.
         measure_copies: Measures the rate of copies with a HIP library, in bytes per second by kind
             of source. If it is None, doctor.copies measures them, on the machine itself only.
     """
