@@ -37,7 +37,7 @@ class ModelAnswer:
         drafts: Flags of speculative decoding.
         speed: Public figures of the speed of the format.
         command: The command that serves the model.
-        suffix: Flags that the model's format needs.
+        suffix: Flags that the model's format or its LoRA needs.
         notes: Further lines for the user.
     """
 
@@ -109,7 +109,8 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
         source: vLLM's source folder; None to use the table.
 
     Raises:
-        NoModel: The config describes no model, or one that the table has no rows for.
+        NoModel: The config describes no model; or the answer should come from the table, and the
+            table has no rows for the model, or is not for this GPU.
         CannotRun: vLLM's code fails on this machine.
     """
     if not source:
@@ -199,7 +200,7 @@ def _count(config: dict, file_bytes: int) -> _Count:
         file_bytes: Bytes of the weights' files, or 0 if there are none.
 
     Raises:
-        NoModel: No model has such a dimension.
+        NoModel: A dimension is malformed, or no model has such a dimension.
     """
     missing: list[str] = []
     weights: int | None = None

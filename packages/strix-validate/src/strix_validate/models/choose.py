@@ -7,7 +7,7 @@ SOURCE is vLLM's source folder, and CONFIGS.json is a list of the contents of co
 
 vLLM builds each model as its server does, but on torch's meta device: every layer chooses its
 backend and its kernel, and the parameters have shapes but no memory. Mocks replace the kernel
-driver and HIP, which the machine lacks; if the source is not built, mocks also replace vLLM's
+driver and HIP, which the machine may lack; if the source is not built, mocks also replace vLLM's
 operators. vLLM examines the machine once, at import, so this runs in a process of its own.
 """
 

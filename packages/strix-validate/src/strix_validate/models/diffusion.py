@@ -60,7 +60,8 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     """Return the pipeline that a model_index.json describes, with the sizes of its weights.
 
     Raises:
-        NoModel: The index names no pipeline, or a file of weights cannot be read.
+        NoModel: The index names no pipeline, a file of weights cannot be read, or the table is not
+            for this GPU.
     """
     table.require_target()
     components = [key for key, value in index.items() if _is_component(value)]

@@ -7,7 +7,8 @@ from typing import Any
 
 from strix_validate.layers.defaults import NoModel
 
-#: Formats of compressed-tensors by type and bits of a weight, for any strategy.
+#: Formats of compressed-tensors by type and bits of a weight. `_group_format` names the formats of
+#: certain strategies and group sizes.
 _WEIGHTS = {
     ("float", 8): "fp8",
     ("int", 4): "w4a16",

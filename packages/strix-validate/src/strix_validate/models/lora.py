@@ -54,7 +54,7 @@ def read_adapter(config: Mapping[str, Any]) -> Adapter:
     """Return the adapter that an adapter_config.json describes.
 
     Raises:
-        NoModel: The file describes no LoRA, or names no model.
+        NoModel: The file describes no LoRA, names no model, or has no valid rank.
     """
     kind = config.get("peft_type")
     if kind != "LORA":

@@ -13,8 +13,9 @@ from strix_validate.models.table import read_table
 
 #: The only format in which the output head is quantized too.
 _HEAD_TOO = "mxfp8, its head too"
-#: Bytes of a weight in a layer's matrices by format, including the weight's share of a scale.
-#: Formats that do not fix the size of a group have groups of 128 weights.
+#: Bytes of a weight in a layer's matrices by format, including the weight's share of its group's
+#: scale and zero point, except for bitsandbytes. If a format does not fix the size of a group, 128
+#: weights are assumed. For gguf, the number is a lower bound.
 _BYTES = {
     "16 bits": 2.0,
     "fp8": 1.0,
@@ -55,12 +56,13 @@ _COUNTED = {
     "",
 }
 #: Beginnings of the model_type of models whose output head is the embedding unless config.json says
-#: otherwise. Other models have a separate head.
+#: otherwise. Other models have a separate head unless config.json or a default of their class says
+#: otherwise.
 _TIED = ("gemma", "cohere", "command", "gpt2", "opt", "bloom", "falcon", "starcoder2", "whisper")
 #: Names of the encoders in messages.
 _ENCODERS = {"vision_config": "the encoder of images", "audio_config": "the encoder of sound"}
-#: Keys of sizes. If a config.json has such a key that table.toml does not list, the count is a
-#: lower bound.
+#: Keys of sizes. If a config.json has such a key, and neither table.toml nor the defaults of its
+#: class list the key, the count is a lower bound.
 _SIZE = re.compile(r"(size|dim|rank|heads|layers|experts|groups|mult|count|base)$")
 #: Bytes that no model exceeds.
 _MAX_BYTES = 1 << 60
@@ -255,7 +257,7 @@ def _indexer(text: Mapping, hidden: int) -> int:
 
 
 def _compressed(text: Mapping, hidden: int, kind: str) -> int:
-    """Count a layer of DeepSeek-V4: one head of keys, queries and output of low rank."""
+    """Count a layer of DeepSeek-V4: one head of keys, low-rank queries and a low-rank output."""
     head_dim = text["head_dim"]
     inner = text["num_attention_heads"] * head_dim
     total = text["q_lora_rank"] * (hidden + inner) + hidden * head_dim
@@ -328,7 +330,7 @@ def _num_matrices(text: Mapping) -> int:
 
 
 def _dense(text: Mapping, hidden: int, number: int) -> int:
-    """Count the matrices of a layer's feed-forward part that process every token.
+    """Count the weights of a layer's dense feed-forward part, which processes every token.
 
     Args:
         text: The text model.
@@ -460,7 +462,8 @@ def uncounted(config: Mapping) -> list[str]:
         for name, part in find_encoders(config).items():
             if name == "audio_config" or not _is_vision_counted(part):
                 names.append(_ENCODERS[name])
-    # the count was compared with transformers' class, so it takes the class's keys into account
+    # keys of transformers' class are not named: the count was compared with that class, or is
+    # marked as an estimate
     counted_keys = {*read_table()["known"], *defaults.list_keys(str(text.get("model_type")))}
     for key, value in _file_text(config).items():
         is_size = type(value) is int and value > 0 and _SIZE.search(key)

@@ -18,9 +18,10 @@ _MODELOPT = "hf_quant_config.json"
 
 
 def find(model: str) -> Path:
-    """Find the file that describes a model: in a folder, or in Hugging Face's cache.
+    """Find the file that describes a model.
 
-    Nothing is downloaded.
+    It is the given file, or is in the given folder or in Hugging Face's cache. Nothing is
+    downloaded.
 
     Raises:
         NoModel: There is no such file; the message says how to get one.

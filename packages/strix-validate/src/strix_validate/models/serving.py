@@ -155,7 +155,7 @@ def find_parsers(config: Mapping) -> tuple[str, str]:
 
 
 def list_draft_flags(config: Mapping) -> list[str]:
-    """Return alternative flags of speculative decoding, each with its known faults."""
+    """Return alternative flags of speculative decoding, with notes on their faults or their use."""
     text = find_text(config)
     if "type_vocab_size" in text or "encoder_layers" in text:
         return []

@@ -73,7 +73,11 @@ class Row:
 
     @property
     def proven(self) -> str:
-        """How far the choice is proven, in the words of :data:`PROVES`."""
+        """How far the choice is proven.
+
+        These are words of :data:`PROVES`, and "emulated by hand" for a record; without them, "not
+        at all". For a refused part, it is "does not start".
+        """
         if self.refused:
             return "does not start"
         groups = {check.partition("/")[0] for check in self.checks}
@@ -177,7 +181,7 @@ def find_rows(config: Mapping) -> list[Row]:
     """Return the rows of a model.
 
     Raises:
-        NoModel: The model has no layers that the table has rows for.
+        NoModel: The config has neither attention heads nor Mamba's states.
     """
     text = find_text(config)
     if not text.get("num_attention_heads") and not text.get("mamba_d_state"):
