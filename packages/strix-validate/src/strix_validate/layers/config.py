@@ -131,7 +131,7 @@ def _read_layer_types(text: dict) -> set[str]:
 def _widen_global(text: dict, layer: Attention) -> Attention:
     """Return the layer that sees all keys, which in Gemma 4 has fewer and wider heads.
 
-    A block of its KV cache takes as many bytes as a block of the other layers' cache.
+    A block of its KV cache takes at least as many bytes as a block of the other layers' cache.
     """
     head_dim = int(text.get("global_head_dim") or 0)
     if not head_dim:

@@ -3,8 +3,8 @@
 
     python -m strix_validate.layers.defaults        # writes defaults.json; needs transformers
 
-A config.json, and each of its parts (text_config, vision_config, audio_config), leaves out keys
-whose values equal the defaults of its class. For each model_type the table has:
+A config.json, and each of its parts such as text_config, may leave out keys whose values equal the
+defaults of its class. For each model_type the table has:
 
     keys: the defaults of its keys.
     names: other names of usual keys, by the usual name.
@@ -29,7 +29,7 @@ _IDLE = re.compile(
     r"|return|output_|beam|begin|suppress|use_cache|torch_dtype|dtype|version|tpdrop|num_logits"
     r"|jitter|repetition|chunk_size_feed|summary|pretraining_tp|apply_|_tau$|_impl|kernels|gradient"
 )
-#: Keys whose default False is recorded, because the counts assume True for a missing key.
+#: Keys whose default False is recorded, because a missing key may be read as True.
 _FALSE = ("use_sliding_window", "attn_output_gate")
 #: Maximum length of a list that is recorded as a default.
 _LONGEST_LIST = 128

@@ -17,7 +17,7 @@ _Pair = tuple[str, Any, str, Any]
 
 
 def pairwise(rows: Sequence[tuple[Row, Sequence[Hashable]]]) -> list[Row]:
-    """Return a few rows, in order, that together contain each pair of values of two columns.
+    """Return a few of the rows, in order, that together have each pair of values that a row has.
 
     Each step chooses the row that adds the most pairs, and the first of several such rows.
 

@@ -121,7 +121,7 @@ def find_text(config: Mapping) -> dict[str, Any]:
     names as well.
 
     Raises:
-        NoModel: A part of the config is not an object.
+        NoModel: A part of the config is not an object, or a size is a text or a list.
     """
     text: dict[str, Any] = defaults.complete(config)
     for name in _TEXT:
@@ -239,7 +239,7 @@ def _mixers(text: Mapping) -> list[str]:
 
 
 def _mixers_by_numbers(text: Mapping, count: int) -> list[str]:
-    """Return each layer's mixer, from a config that describes mixers by numbers, not names."""
+    """Return each layer's mixer, from a config that does not name the mixer of each layer."""
     numbers = range(count)
     ratios = text.get("compress_ratios")
     if ratios:
@@ -296,7 +296,7 @@ def _other_mixer(text: Mapping) -> str:
 
 
 def _attention_layers(text: Mapping, count: int) -> set[int] | None:
-    """Return the layers of a hybrid model that attend to tokens; None if all of them do."""
+    """Return the layers of a hybrid model that attend to tokens; None if no key selects layers."""
     numbers = range(count)
     period = text.get("attn_layer_period")
     if period:

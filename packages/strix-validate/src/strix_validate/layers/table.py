@@ -173,7 +173,8 @@ def small_layers() -> dict[str, Attention]:
     """Return the attention layers of all models, made small and each listed once.
 
     A small layer has at most two heads of keys. A window longer than GEMMA_3_WINDOW is replaced by
-    a short one. The key of a layer is the name of the first model that has it.
+    a short one. The key of a layer is the name of the first model that has it, with "-window" for a
+    layer with a window, and "-across" for one that attends to an encoder.
     """
     names: dict[Attention, str] = {}
     for model_name, model in MODELS.items():
