@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Load the GPU for an hour (a soak), and record its state every second.
 
-command.py is the recorder. Everything that may hang with the GPU runs in a child process. worker.py
-runs the loads, and telemetry.py reads the sensors.
+command.py and recorder.py are the recorder. Everything that may hang with the GPU runs in a child
+process. worker.py runs the loads, and telemetry.py reads the sensors.
 """
 
 __all__ = [

@@ -39,7 +39,8 @@ from strix_validate.terminal import (
 
 WORKER = "strix_validate.soak.worker"
 SENSORS = "strix_validate.soak.telemetry"
-#: Seconds of a turn. In a short soak turns are shorter, so that each load has at least _MIN_TURNS.
+#: Seconds of a turn. In a short soak turns are shorter, so that each load has time for _MIN_TURNS
+#: if the preparation is short.
 TURN = 15.0
 _MIN_TURNS = 3
 #: Seconds between two lines on the terminal.
@@ -221,7 +222,7 @@ def run(
         story: The story, to which all events are added.
         files: The files of the soak.
         device: auto, cpu or cuda.
-        seconds: How long the loads run.
+        seconds: How long the loads prepare and run.
         hang_after: Seconds without progress after which the worker counts as hung.
         print_line: Prints a line on the terminal.
         worker: Arguments of Python that start the loads.
@@ -288,7 +289,7 @@ def _open_files(folder: Path, story: Story) -> SoakRecord:
 def soak(
     minutes: Annotated[
         float,
-        typer.Option(min=0.1, max=1440, help="How long the loads run."),
+        typer.Option(min=0.1, max=1440, help="How long the loads prepare and run."),
     ] = 60,
     evidence: Annotated[
         Path,

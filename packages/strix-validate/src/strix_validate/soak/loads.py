@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The loads of the GPU, and the comparison of their results.
 
-The inputs stay the same, so a result that changes is a fault. Each tensor is compared with a
-float64 reference, which the CPU computed before the first step, within the bound of a correct
-kernel. If the first few results of a tensor are equal, later results must also equal them bit for
-bit.
+The inputs stay the same. Tensors of attention and of the product are compared with a float64
+reference, which the CPU computed before the first step, within the bound of a correct kernel. If
+the first few results of a tensor are equal, later results must also equal them bit for bit. Copies
+must equal their source, and the server's own prefill judges its answers.
 """
 
 import math
@@ -23,9 +23,11 @@ from strix_validate.numerics import comparison, reference
 from strix_validate.serving import judges
 from strix_validate.serving.endpoint import Endpoint
 
-#: Seconds of a step. A hang can be noticed, and the next load can begin, only between steps.
+#: Approximate seconds of a step. Progress is reported, and the next load can begin, only between
+#: steps.
 STEP_SECONDS = 0.5
-#: Number of results that must be equal for a tensor to be compared bit for bit.
+#: Number of results that must be equal for a tensor to be compared bit for bit; also the number of
+#: calls that are timed to find how many of them fill a step.
 _PROBES = 8
 #: Number of concurrent requests, and number of tokens that each generates.
 REQUESTS = 32
@@ -39,8 +41,8 @@ class Step:
     Attributes:
         work: Operations, bytes or requests.
         results: Number of results that were compared.
-        changed: Number of results that differ from the first one; None if no tensor is compared
-            bit for bit.
+        changed: Number of results that differ from the first one or, in a copy, from the source;
+            None if no result is compared bit for bit.
         error: The largest error as a share of its bound; None for a NaN or an infinity.
         fault: The description of a fault that the other fields do not show.
     """
@@ -68,10 +70,10 @@ class Load(Protocol):
     scale: float
 
     def prepare(self) -> None:
-        """Allocate the tensors that steps need, and compute the reference."""
+        """Prepare steps: allocate tensors, compute the reference, or make one round of requests."""
 
     def step(self) -> Step:
-        """Run for about half a second, and compare every result."""
+        """Run for about half a second, or one round of requests, and compare every result."""
 
 
 class TensorLoad:
@@ -144,9 +146,9 @@ class TensorLoad:
         """See Load.
 
         For a tensor that varies from call to call, each result is compared with float64. For other
-        tensors, each result is compared with the first one, and the last result of the step with
+        tensors, each result but the step's last is compared with the first one, and the last with
         float64. Comparisons on the GPU may be wrong, so the CPU also compares the last result of
-        one tensor, a different tensor in each step.
+        one tensor, the next tensor in each step.
 
         Results are overwritten with NaN. Otherwise, if the next call gets the same memory and its
         kernel writes nothing, the right numbers would still be there.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class LineProcess:
-    """A Python process in its own process group. It ends when its standard input is closed.
+    """A Python process in its own process group, which `stop` ends.
 
     Ctrl-C on the terminal does not reach the process; the recorder decides when it ends.
     """
@@ -54,13 +54,13 @@ class LineProcess:
         return [line.decode(errors="replace") for line in lines]
 
     def wait_for_lines(self, limit: float) -> list[str]:
-        """Return lines as soon as there are any; none if the process closes its output.
+        """Return lines as soon as there is output; none if it is incomplete or was closed.
 
         Args:
             limit: Seconds to wait.
 
         Raises:
-            TimeoutError: There are no lines within the limit.
+            TimeoutError: There is no output within the limit.
         """
         ready, _, _ = select.select([self._output], [], [], limit)
         if not ready:
@@ -104,8 +104,9 @@ class LineProcess:
     def stop(self, limit: float = 10.0) -> bool:
         """End the process and its children; return False if it cannot be killed.
 
-        A process that waits inside a driver ignores even SIGKILL. After 5 seconds, such a process
-        is abandoned.
+        Standard input is closed, so that the process can end by itself. If it does not, it is
+        killed. A process that waits inside a driver ignores even SIGKILL; 5 seconds later, it is
+        abandoned.
 
         Args:
             limit: Seconds within which the process may end by itself.

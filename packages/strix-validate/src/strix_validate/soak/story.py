@@ -41,7 +41,7 @@ class StepRecord:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether a result is wrong: over its bound, not a number, or changed without reason."""
+        """Whether a result is wrong: over its bound, not a number, or not equal as it must be."""
         if self.fault or self.error is None:
             return True
         return self.error > 1 or bool(self.changed)

@@ -79,7 +79,7 @@ KERNEL = _check(
 SENSORS = _check(
     "sensors",
     "Temperature, clocks, power and memory are recorded",
-    f"sensors that cannot be read: {_SLOW}",
+    f"nothing: it is skipped without sensors. The readings explain other faults: {_SLOW}",
 )
 CHECKS = [WHOLE, *RESULTS.values(), DRIFT, THROTTLING, MEMORY, KERNEL, SENSORS]
 
@@ -145,8 +145,8 @@ def _describe_fault(step: StepRecord) -> str:
     if step.error > 1:
         return f"an error is {step.error:.3g} times its bound"
     return (
-        f"{step.changed} of {step.results} results differ from the first one in some bits, but "
-        "the results before the first step were equal"
+        f"{step.changed} of {step.results} results differ in some bits from what they must equal: "
+        "the first result or, in a copy, the source"
     )
 
 
@@ -297,7 +297,11 @@ def _judge_memory(story: Story) -> Result:
             name = label.replace("_", " ")
             faults.append(f"{name} grows from quarter to quarter: {listed} MiB")
     if not measured:
-        return Result(MEMORY, State.SKIPPED, f"fewer than {_MIN_SAMPLES} seconds were recorded")
+        return Result(
+            MEMORY,
+            State.SKIPPED,
+            f"fewer than {_MIN_SAMPLES} seconds were recorded after the preparation",
+        )
     return make_result(MEMORY, faults, measured)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Load the GPU: `python -m strix_validate.soak.worker OPTIONS`, with options as JSON.
 
-The loads take turns; a turn consists of steps of about half a second. When its standard input is
-closed, the process ends after the current step, so that no running kernel is killed. It writes one
-JSON object per line to standard output:
+The loads take turns. A turn consists of steps of about half a second or, for the server, of one
+round of requests each. When its standard input is closed during a turn, the process ends after the
+current step, so that no running kernel is killed. It writes one JSON object per line to standard
+output:
 
     {"device": ...}                              once: the device that torch opened
     {"unable": "torch sees no GPU"}              no load can run; the process ends
