@@ -10,7 +10,7 @@ from strix_validate.checks import State
 from strix_validate.reporting.record import CheckRecord, Package, Record
 from strix_validate.reporting.terminal_table import describe_measured, find_worst_share
 
-#: The order in which states are shown, the worst first.
+#: The order in which states are shown, failures first.
 _ORDER = (State.FAILED, State.PASSED, State.SKIPPED)
 
 

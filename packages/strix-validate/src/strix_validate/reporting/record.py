@@ -36,7 +36,7 @@ _LARGEST_SIZE = 2**20
 #: The largest accepted bound of a comparison without a dtype: of probabilities, or in a record that
 #: an earlier version wrote.
 _LARGEST_BOUND = 64
-#: The numeric keys of a comparison; their values must be finite.
+#: The numeric keys of a comparison; their values must be finite and not negative.
 _NUMBERS = ("error", "bound", "local", "rms", "rms_bound", "drift", "size")
 
 
@@ -113,12 +113,14 @@ class Device(StrictModel):
     """The device of a run.
 
     Attributes:
-        type: "gpu", "cpu", or "none" without torch or without the requested GPU.
+        type: "gpu", "cpu", or "none" if no check uses torch, or if torch or the requested GPU is
+            absent.
         architecture: The name of a GPU in LLVM, or the processor's architecture.
         name: The name of a GPU.
         build: What torch was built for.
         toolkit: The version of HIP or CUDA that torch was built with.
-        units: Number of compute units or multiprocessors.
+        units: torch's multi_processor_count: workgroup processors on gfx1151, which have two
+            compute units each; multiprocessors on NVIDIA's GPUs.
         clock_mhz: The clock in MHz.
         memory_gib: The GPU's memory in GiB.
     """

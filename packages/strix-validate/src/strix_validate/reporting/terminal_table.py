@@ -32,7 +32,7 @@ _UNITS = {
 
 
 def show(record: Record, console: Console) -> None:
-    """Print a row for each check that ran, then each distinct reason, the fixes and the totals."""
+    """Print a row for each check that ran, then speeds, distinct reasons, fixes and the totals."""
     timed = [check for check in record.checks if "forward_ms" in check.measured]
     table = Table("check", "state", "measured", box=None)
     for check in record.checks:
@@ -78,7 +78,7 @@ def _show_reasons(record: Record, console: Console) -> None:
     for (verdict, reason), ids in reasons.items():
         names = ""
         if verdict is State.SKIPPED:
-            # The table of checks lists the ids that are cut off here.
+            # The table of checks has no skipped checks, so that their ids are listed here.
             listed = textwrap.shorten(", ".join(ids), 240, placeholder=" …")
             names = f" ({listed})"
         label = _colour(verdict, len(ids))
@@ -167,7 +167,10 @@ def describe_measured(measured: dict) -> str:
 
 
 def find_worst_share(measured: dict) -> float | None:
-    """Return the largest error as a fraction of its bound; None if nothing finite was compared."""
+    """Return the largest error as a fraction of its bound.
+
+    The result is None if there are no errors, or if one is not finite.
+    """
     comparisons = [value for value in measured.values() if _is_comparison(value)]
     if not comparisons:
         return None
