@@ -54,7 +54,7 @@ def figures(record: Record) -> Iterator[Figure]:
 
     Yields:
         A figure for each soak, for a server under load, for rates by size and backend (forward and
-        backward), and for speed-ups. A figure without measured values is left out.
+        backward), and, beside rates, for speed-ups. A figure without measured values is left out.
     """
     rates = {}
     speedups = {}
