@@ -33,7 +33,7 @@ from strix_validate.checks import (
 from strix_validate.numerics import comparison, reference
 
 HALF = torch.float16
-#: Checks that are listed in float16 only. The check "large" tests scores above float16's largest
+#: Checks that are listed in float16 only. The check "large" tests products above float16's largest
 #: number, and the check "finite" tests both dtypes itself.
 _FLOAT16_ONLY = ("large", "finite")
 _SUFFIX = "-bfloat16"
@@ -41,7 +41,7 @@ _SUFFIX = "-bfloat16"
 
 @cache
 def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
-    """Return one check for each kind of behaviour, route and data type, with its function.
+    """Return the checks of each kind of behaviour by route and data type, with their functions.
 
     A function raises CannotRun if torch refuses the call.
     """
@@ -120,7 +120,7 @@ def _differentiate(out: Tensor, leaves: list[Tensor], grad_out: Tensor) -> dict[
 
 
 def large(route: sdpa.Route, options: RunOptions) -> dict:
-    """Check scores above 65504, fp16's largest number. Random inputs give no such scores.
+    """Check products q k^T above 65504, fp16's largest number. Random inputs give no such products.
 
     A kernel that accumulates q k^T in fp16 gives NaN: https://github.com/ROCm/aotriton/pull/179
     """
@@ -162,7 +162,8 @@ def deterministic(route: Watched, options: RunOptions) -> dict:
 def finite(route: sdpa.Route, options: RunOptions) -> dict:
     """Check that 100 calls with new inputs give no NaN or infinity, forward and in the gradients.
 
-    Some races show in one call of hundreds: https://github.com/ROCm/aotriton/issues/183
+    A stress run makes 1000 calls. Some races show in one call of hundreds:
+    https://github.com/ROCm/aotriton/issues/183
     """
     repeats = 1000 if options.size is Size.STRESS else 100
     generator = torch.Generator(options.device).manual_seed(derive_seed("finite"))
@@ -217,8 +218,8 @@ def nan(route: Watched, options: RunOptions) -> dict:
             queries = slice(70, 71)
         columns = slice(3, 4) if poisoned == 2 else slice(None)
         name = "qkv"[poisoned] + (", causal" if causal else "")
-        # dk and dv are not judged, because CUDA's kernels treat a row whose logsumexp is NaN as a
-        # row without keys.
+        # NaN need not reach dk and dv, because CUDA's kernels treat a row whose logsumexp is NaN as
+        # a row without keys.
         reaches_out = out[1, 0, queries, columns].isnan().all()
         require(reaches_out, f"NaN in {name} does not reach the output")
         reaches_dq = results["dq"][1, 0, queries].isnan().all()
@@ -256,7 +257,7 @@ def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the logsumexp of a causal call, with rows that torch pads to a multiple of 32."""
+    """Return the logsumexp of a causal call. CUDA's kernel pads its rows to a multiple of 32."""
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
     return operator(q, k, v, None, True, 0.0, True)[1]
 
@@ -380,8 +381,7 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
 def captured(route: Watched, options: RunOptions) -> dict | Result:
     """Check that a captured graph reads the values that its inputs have at the time of a replay.
 
-    The check catches a replay that uses the values of the captured call, and a replay that reads
-    scratch memory which another call has overwritten:
+    The check catches a replay that uses the values of the captured call:
     https://github.com/vllm-project/vllm/issues/32180
     """
     need_gpu(options, "only a GPU captures graphs")
@@ -408,9 +408,10 @@ def captured(route: Watched, options: RunOptions) -> dict | Result:
 
 
 def compiled(route: Watched, options: RunOptions) -> dict | Result:
-    """Check that torch.compile gives the same results as eager mode.
+    """Check the output and gradients of a call that torch.compile has compiled.
 
-    An operator of flash-attn 2.8.3 declared other output shapes than it returned
+    A quick run uses the backend aot_eager, and larger runs use inductor. An operator of flash-attn
+    2.8.3 declared other output shapes than it returned
     (patches/flash-attn/0002-register-op-outputs.patch)
     """
     uses_inductor = options.size.includes(Size.FULL)

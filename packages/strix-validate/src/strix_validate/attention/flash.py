@@ -39,8 +39,10 @@ class FlashCall:
         options: Other arguments.
         grad_out: Gradient of the output, or None. With a gradient, the gradients of q, k and v, or
             of the packed tensors, are computed too.
-        repeats: Number of calls; with more than 1, their outputs are compared bit by bit.
-        infers: Whether the output is also computed without gradients.
+        repeats: Number of calls; with more than 1, their outputs are compared bit by bit. It has an
+            effect only with grad_out.
+        infers: Whether the output is also computed without gradients. It has an effect only with
+            grad_out.
     """
 
     name: str
@@ -68,8 +70,9 @@ class FlashCall:
             "out", and "lse" if the call returns it.
             With grad_out, the gradients, such as "dq" for that of q. Without grad_out, the tensors
             that were passed, because the call may have changed them.
-            With infers, "inference", the output without gradients.
-            With repeats, "differing", the number of calls whose output differs from the first.
+            With grad_out and infers, "inference", the output without gradients.
+            With grad_out and repeats, "differing", the number of calls whose output differs from
+            the first.
         """
         import flash_attn
 
@@ -105,7 +108,10 @@ class FlashCall:
 
 
 def backend() -> str:
-    """Return the kernels that flash-attn uses: "aiter", "built-in", or "unknown" if not patched."""
+    """Return the kernels that flash-attn uses.
+
+    They are "aiter", "built-in" or "cuda"; "unknown" if flash-attn has no patch that names them.
+    """
     import flash_attn  # noqa: F401 (it loads the module below)
 
     return getattr(sys.modules["flash_attn.flash_attn_interface"], "BACKEND", "unknown")
@@ -146,7 +152,7 @@ def fixed(  # noqa: PLR0913 (the options of a case)
     q = randn(batch, seqlen_q, heads, head_dim)
     kv = randn(batch, seqlen_k, 2, kv_heads, head_dim)
     if strided:
-        # This stride between heads is not a multiple of 8, as aiter needs for wide loads.
+        # aiter's wide loads need a stride between heads that is a multiple of 8. Here it is not.
         kv = torch.nn.functional.pad(kv, (0, 4), value=float("nan"))[..., :head_dim]
     k, v = kv.unbind(2)
     grad_out = randn(batch, heads, seqlen_q, head_dim).transpose(1, 2)
@@ -407,7 +413,8 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
         head_dim: Size of a head.
         capacity: Number of entries in a row of the cache. The default is not a multiple of a block
             of keys.
-        batch: Number of rows of the cache.
+        batch: Number of rows of the cache. Without `rows`, the cache has one row for each sequence
+            instead.
         window: See reference.mask.
         low: See :func:`fixed`.
         causal: See :func:`dense`. Without it, all queries are rotated by the angle of one position,

@@ -906,7 +906,7 @@ _NO_KEYS = partial(flash.varlen, heads=2, **flash.NO_KEYS)
 
 
 def _emulated_head_dims() -> dict[str, Case]:
-    """Return cases of three head dims, causal and not, in both dtypes. Head dim 72 is padded."""
+    """Return cases of three head dims, causal and not, in 16-bit dtypes. Head dim 72 is padded."""
     cases = {}
     dtypes = (torch.float16, torch.bfloat16)
     for size, causal, dtype in product((64, 72, 128), (False, True), dtypes):
@@ -916,8 +916,8 @@ def _emulated_head_dims() -> dict[str, Case]:
     return cases
 
 
-#: Cases for head dims, grouped queries, ragged lengths, and varlen. The cases of varlen include
-#: sequences without queries or keys.
+#: Cases for head dims, grouped queries, ragged lengths, low scores, and varlen. The cases of varlen
+#: include sequences without queries or keys.
 EMULATED = {
     **_emulated_head_dims(),
     "gqa-causal": Case(

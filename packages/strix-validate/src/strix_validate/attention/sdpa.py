@@ -29,7 +29,8 @@ BACKENDS = {
 #: Reason to skip a check. The function with these sums is cpu_flash_attention_backward in
 #: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp.
 _CPU_SUMS = "torch's flash attention on the CPU keeps the sums of dk and dv in 16 bits"
-#: Part of the operator names of each fused backend. The math backend uses all other operators.
+#: Part of the operator names of each fused backend. A call without such an operator was computed by
+#: the math backend.
 _FUSED = {
     "flash": "_flash_attention",
     "efficient": "_efficient_attention",
@@ -150,7 +151,8 @@ def _measure_free_gib(device: str) -> float:
 def run_one(check: Check, route: Route, problem: Problem) -> Result:
     """Compare a route's output, with and without gradients, and its gradients.
 
-    If torch refuses the call, the check is skipped, or passes if the case allows a refusal.
+    If torch refuses the call, the check is skipped. It passes instead if the case allows a refusal
+    and the device has the backend.
     """
     try:
         answer = _answer(route, problem)

@@ -35,8 +35,8 @@ class SdpaCase:
         attn_mask: Kind of mask; "" for none.
             "bool" is Boolean and random; each query sees at least one key.
             "padding" is Boolean and depends on the sequence.
-            "least" is causal, with padding at the start. It hides keys by adding the smallest
-            number of the dtype.
+            "least" is causal, with padding at the start of the second sequence. It hides keys by
+            adding the smallest number of the dtype.
             The other kinds are random numbers that are added to the scores.
             "additive" has the shape (seqlen_q, seqlen_k).
             "learned" has the shape (batch, heads, seqlen_q, seqlen_k).
@@ -105,7 +105,7 @@ _D512 = (
     "silently wrong values above head dim 256, for which AOTriton has no kernels on gfx11 "
     "(Stable Diffusion's VAE): https://github.com/pytorch/pytorch/issues/189849"
 )
-_PADDED = "a head dim padded to the next power of two, with padding that reaches the result"
+_PADDED = "padding of the head dim that reaches the result, or a wrong key/value head"
 _STRIDES = "a tensor stored as (batch, seqlen, heads) but read as (batch, heads, seqlen)"
 _MASK = "a mask that is read with the wrong strides, or inverted"
 _BLOCKS = (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Cases of scaled_dot_product_attention that vary several arguments at once.
 
-sdpa_cases.CASES varies them one by one, but torch chooses a kernel by several arguments together:
-the mask's form and dtype, the group of heads, dropout and strides.
+sdpa_cases.CASES varies most of them one by one, but torch chooses a kernel by several arguments
+together: the mask's form and dtype, the group of heads, dropout and strides.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _CATCHES = (
     "a kernel that is correct for each argument alone but wrong for two together, such as a mask "
     "and dropout (https://github.com/pytorch/pytorch/issues/116333)"
 )
-#: Kinds of masks whose numbers are added to the scores.
+#: The kinds of masks in these cases whose numbers are added to the scores.
 ADDITIVE = ("sequence", "heads", "tiles", "slice")
 #: Numbers of queries and of keys. For a mask's gradient, the number of keys is a multiple of 8.
 _LENGTHS = {

@@ -15,13 +15,13 @@ from strix_validate.numerics import reference
 #: Number of different sequences in a batch whose tensors exceed 2 GiB. The number is prime, so that
 #: a wrong offset that wraps around does not reach a sequence with the same numbers.
 _POOL = 61
-#: Largest number of scores in one call of the reference.
+#: Largest number of scores in one call of the reference for several sequences.
 _SCORES_AT_A_TIME = 2**20
 _ADDITIVE = ("sequence", "heads", "slice", "tiles")
 
 
 class Problem:
-    """The inputs of a case, which depend only on its seed, and the expected results.
+    """The inputs of a case, which are drawn from its seed, and the expected results.
 
     Attributes:
         case: The case.
@@ -202,7 +202,7 @@ def build_mask(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> Tensor | None:
-    """Build the case's mask; it has two dimensions if all sequences and heads share it.
+    """Build the case's mask, with two or four dimensions; None if the case has none.
 
     Args:
         case: The case.
@@ -211,7 +211,8 @@ def build_mask(
     """
     if case.mask_dtype:
         dtype = getattr(torch, case.mask_dtype)
-    # These numbers are drawn for every kind of mask, so that the numbers drawn later are the same.
+    # These numbers are drawn even for kinds of masks that do not use them. Otherwise, the random
+    # masks below would have other numbers.
     scores = torch.randn(case.seqlen_q, case.seqlen_k, generator=generator)
     if case.attn_mask == "bool":
         return (scores > 0).index_fill(1, torch.tensor(0), True)  # every query sees key 0
