@@ -27,7 +27,7 @@ Shipped = tuple[partial, torch.dtype]
 class Call(Protocol):
     """A call of a library's Python function, which launches Triton kernels.
 
-    A call is pickled and sent to a child process; see :mod:`strix_validate.triton.modes`. The
+    A call can be pickled and sent to a child process; see :mod:`strix_validate.triton.modes`. The
     classes ``FlashCall``, ``VllmCall`` and ``PackageCall`` hold tensors of random numbers. A
     ``DeferredCall`` builds one of these calls in the process that executes it.
     """
@@ -51,7 +51,11 @@ class Call(Protocol):
 
 
 def move(x: Tensor, device: str) -> Tensor:
-    """Return a tensor on a device, with the same strides; Tensor.to would make it contiguous."""
+    """Return a tensor on a device, with the same strides.
+
+    Tensor.to alone loses the strides of a tensor with gaps. For a tensor with a stride of 0, this
+    function does not restore them.
+    """
     moved = x.to(device)
     if moved.stride() == x.stride() or 0 in x.stride():
         return moved
@@ -75,7 +79,7 @@ class FunctionCall:
             call, returns the computed tensors by name.
         tensors: The function's tensors, on the CPU. The first one has the dtype of the call.
         options: The function's other arguments.
-        products: How many of the launched kernels must use the matrix unit.
+        products: Minimum number of launched kernels that use the matrix unit.
     """
 
     launch: Callable[..., dict[str, Tensor]]
@@ -122,6 +126,8 @@ def differentiate(
 ) -> dict[str, Tensor]:
     """Return the results of a function, and the gradient of each input x under the name "dx".
 
+    An input that does not affect the results has no gradient.
+
     Args:
         function: Takes the inputs as keywords, and returns tensors by name.
         inputs: The tensors whose gradients are computed.
@@ -148,7 +154,8 @@ def require(module: str) -> None:
 class DeferredCall:
     """A call that is built in the process that executes it.
 
-    Its tensors are zeros, so that none have to be pickled and sent to the child process.
+    Only the builder is sent to the child process, which builds the tensors, with zeros in place of
+    random numbers.
 
     Attributes:
         name: The call's name in messages.

@@ -87,7 +87,7 @@ def choose(
     """Return a case for each candidate.
 
     A full run includes all cases. A quick run includes a few that are not expensive. For any two
-    columns, they contain each pair of values that these candidates have.
+    columns, these few contain each pair of values that inexpensive candidates have.
 
     Args:
         candidates: The candidates by name.

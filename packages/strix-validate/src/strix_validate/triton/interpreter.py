@@ -24,8 +24,8 @@ _AND_OR = re.compile(r"v_and_or_b32 \$0, \$1, \$2, (0x[0-9a-f]+)")
 def complete() -> None:
     """Make interpreted kernels behave like compiled ones.
 
-    Numbers and loop counters become tensors, and masks become Boolean. The functions of _LIBDEVICE
-    and the inline instruction of _AND_OR are computed.
+    Floats become tensors, and so do counters of loops that have a tensor as a limit. Masks become
+    Boolean. The functions of _LIBDEVICE and the inline instruction of _AND_OR are computed.
     """
     from triton import language
     from triton.language import float32, tensor

@@ -17,7 +17,7 @@ _MAX_KERNELS = 3
 def describe(function: Callable[[], object]) -> str:
     """Call a function once, and describe the GPU kernels that took longest, the longest first.
 
-    A Triton kernel's name is followed by its tile, options, registers and spilled registers:
+    A Triton kernel's name is followed by its tile, warps, registers and spilled registers:
     "attn_fwd (BLOCK_M=128 BLOCK_N=64 num_warps=8, 256 VGPRs, 0 spilled)".
     """
     launched: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def _record_launches(launched: dict[str, Any]) -> Any:
 
 
 def describe_options(kernel: Any) -> str:
-    """Return the tile, options and registers of a loaded Triton kernel.
+    """Return the tile, warps, registers and spilled registers of a loaded Triton kernel.
 
     Of the kernel's constants, only block sizes are included.
     """

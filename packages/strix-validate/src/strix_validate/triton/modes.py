@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run Triton kernels without a GPU: interpreted, compiled for gfx1151, or under emulation.
+"""Run Triton kernels: interpreted, compiled for gfx1151, under emulation, or on a GPU.
 
-In each of these modes, Triton is made to see a gfx1151 device. This change of Triton, and the
+In each mode except "native", Triton is made to see a gfx1151 device. This change of Triton, and the
 variable TRITON_INTERPRET, affect the whole process, so the calls run in a child process.
 """
 
@@ -33,7 +33,7 @@ from strix_validate.triton.call import Call
 #:   The answer has their paths, and whether each one was compiled.
 #: - ask: The answer lists the keys of the kernels that are needed; none is compiled.
 Mode = Literal["interpret", "compile", "emulate", "native", "look up", "ask"]
-#: Allowed seconds for all calls together.
+#: Allowed seconds for all calls of a child process together.
 _LIMIT = 3600
 
 
@@ -132,7 +132,7 @@ def run(
 
     Raises:
         ChildError: The child crashed, could not import the library, or exceeded _LIMIT.
-        CannotRun: The mode is "emulate", and no disassembler is installed.
+        CannotRun: The mode is "emulate", and no disassembler for gfx1151 was found.
     """
     with tempfile.TemporaryDirectory() as folder:
         calls_file = Path(folder, "calls")
@@ -263,7 +263,7 @@ def _install_hooks(mode: Mode, records: _Records) -> None:
     """Change Triton and torch in this process for a mode, and install hooks that fill the records.
 
     Raises:
-        CannotRun: The mode is "emulate", and no disassembler is installed.
+        CannotRun: The mode is "emulate", and no disassembler for gfx1151 was found.
     """
     only_looks = mode in ("look up", "ask")
     if mode != "native":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A stand-in for Triton's gfx1151 device on a machine without a GPU.
 
-With the stand-in, the real Python code of a library runs, including its tuned configurations. Its
-kernels are compiled for gfx1151, and each launch calls a function that the caller passes to
-:func:`intercept`. Tensors stay in host memory. The stand-in changes the whole process, so install
-it in a child process only.
+With the stand-in, the real Python code of a library runs, including its tuned configurations. After
+:func:`intercept`, each launch compiles its kernel for gfx1151, and calls a function of the caller
+instead of running the kernel. Tensors stay in host memory. The stand-in changes the whole process,
+so install it in a child process only.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ class Lookup:
         constants: The values of the compiled-in arguments, by name.
         options: The values of _LAUNCH_OPTIONS, by name.
         files: Paths of the kernel's files, by file name.
-        compiled: Whether the kernel was compiled, because no cache and no package had it.
+        compiled: Whether the kernel was compiled, not read from a cache or a package.
     """
 
     name: str
@@ -215,7 +215,7 @@ def intercept(on_launch: Callable[[InterceptedLaunch], None]) -> None:
 
 
 def watch(on_lookup: Callable[[Lookup], None]) -> None:
-    """Call on_lookup for each kernel that Triton finds or compiles, once per process."""
+    """Call on_lookup once for each kernel that this process finds in a cache or compiles."""
     import triton
     from triton.runtime.cache import _base32
 

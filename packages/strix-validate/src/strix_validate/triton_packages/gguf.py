@@ -2,7 +2,8 @@
 """vllm-gguf-plugin's kernels for weights in GGUF's types, and their expected results.
 
 A call runs the three kernels of a type: dequantization, the product of a layer, and the product of
-experts. For the reference, llama.cpp's own package gguf dequantizes the blocks.
+experts. For the reference, llama.cpp's own package gguf dequantizes the blocks of all types except
+q8_1.
 """
 
 import importlib
@@ -37,7 +38,8 @@ class BlockType(NamedTuple):
         weights: Number of weights in a block.
         size: Number of bytes in a block.
         halves: Offsets in bytes of the block's float16 numbers. The first is the scale of the
-            codes; a second one is the scale of the offsets.
+            codes. A second one is the offset (q4_1, q5_1), the scale of the offsets (q2_k, q4_k,
+            q5_k), or a sum that dequantization does not use (q8_1).
     """
 
     number: int

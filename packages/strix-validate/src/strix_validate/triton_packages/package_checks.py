@@ -4,7 +4,8 @@
 A library is a module that lists cases: vllm_checks, flash_cases, or a module of this subpackage
 for another package. It defines:
 
-- MODULE: The name under which the library is imported.
+- MODULE: The name under which the library is imported; for vLLM, its name in titles.
+- PREFIX: The beginning of its checks' names. By default it is the module's name and a hyphen.
 - COMPILED: Cases that are only compiled, by name.
 - COMPUTED: Cases that the interpreter or a GPU computes. A GPU computes each of them in bfloat16 as
   well, unless its name matches a pattern in FLOAT16_OR_32.
@@ -79,7 +80,10 @@ def _list_cases(tier: str, library: ModuleType) -> dict[Check, tuple[str, Case]]
 
 
 def checks(tier: str) -> list[Check]:
-    """List the tier's checks of all libraries. Their ids are TIER/LIBRARY-NAME."""
+    """List the tier's checks of all libraries.
+
+    Their ids are TIER/LIBRARY-NAME, or TIER/NAME for flash-attn.
+    """
     tier_checks: list[Check] = []
     for library in LIBRARIES:
         tier_checks += _list_cases(tier, library)
@@ -139,7 +143,7 @@ def _read_fields(library: ModuleType, name: str, options: RunOptions) -> dict[st
     """Return the fields of a call that depend on the options of the run.
 
     Raises:
-        CannotRun: The library is not installed.
+        CannotRun: The library is not installed, or see vllm_checks.find_source.
         ValueError: See vllm_checks.find_source.
     """
     if library is vllm_checks:
