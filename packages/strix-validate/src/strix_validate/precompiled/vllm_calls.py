@@ -248,6 +248,7 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
 
     Raises:
         CannotRun: No folder is given, and vLLM is not installed.
+        ValueError: The folder is not a source tree of vLLM.
     """
     source = vllm_source.find(folder)
     if name in _SET_LAYERS:

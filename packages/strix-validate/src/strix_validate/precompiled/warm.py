@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compile the kernels of a model before its first request."""
+"""Compile the kernels of a model, or of common models, before the first request."""
 
 import math
 import os
@@ -38,7 +38,7 @@ def calls(file: Path | None, vllm: Path | None) -> dict[str, list[Call]]:
 
     Raises:
         CannotRun: Neither flash-attn nor vLLM was found.
-        ValueError: The file cannot be read; see read_layers.
+        ValueError: The file cannot be read, see read_layers; or the folder is not vLLM's source.
     """
     by_library: dict[str, list[Call]] = {}
     model = read_layers(read_json_object(file)) if file else None
@@ -104,7 +104,8 @@ def beyond_table(model: ModelLayers) -> ModelLayers:
 def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str:
     """Say how many of vLLM's kernels for a model are in no package, and the time to compile them.
 
-    Triton lists the kernels, but does not compile them.
+    The kernels of a layer count as packaged if a model in models.toml has such a layer, whether or
+    not the package is installed. Triton lists the kernels, but does not compile them.
 
     Args:
         file: The model's config.json.
@@ -112,8 +113,8 @@ def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str
         jobs: Number of parallel processes; None is one for each core.
 
     Raises:
-        CannotRun: vLLM is not installed.
-        ValueError: The file cannot be read; see read_layers.
+        CannotRun: vLLM is not installed, and no folder is given.
+        ValueError: The file cannot be read, see read_layers; or the folder is not vLLM's source.
     """
     unpackaged = beyond_table(read_layers(read_json_object(file)))
     source = vllm_calls.vllm_source.find(vllm)

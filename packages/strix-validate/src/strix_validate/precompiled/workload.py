@@ -24,7 +24,7 @@ LENGTHS = (
     *(1000, 1024),
 )
 _CAPACITY = 4096
-#: A layer of attention and a data type, by the name of a model that has them.
+#: A layer of attention and a data type, by the name of a model with this layer or of a head dim.
 SHAPES = {
     "Llama-3.1-8B": (LAYERS["Llama-3.1-8B"], BF16),
     "Qwen2.5-0.5B": (LAYERS["Qwen2.5-0.5B"], FP16),

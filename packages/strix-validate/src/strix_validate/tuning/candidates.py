@@ -89,7 +89,7 @@ _FORWARD = [
 ]
 _DECODE = _grid(BLOCK_N=(16, 32, 64), waves_per_eu=(0, 1, 2))
 #: For each kernel of flash-attn's built-in backend: the beginning of its name, and the
-#: configurations to try.
+#: configurations to try. aiter's forward kernel has the same ones as "forward".
 SPACES: dict[str, tuple[str, list[Configuration]]] = {
     "forward": ("attn_fwd", _FORWARD),
     "decode": ("_fwd_kernel_splitK", _DECODE),
@@ -340,7 +340,11 @@ def _list_expert_tiles(tokens: int, group: int, block: int) -> Iterator[Configur
 
 @contextlib.contextmanager
 def configured(problem: Problem, configuration: Configuration) -> Iterator[None]:
-    """Return a context in which a library uses a configuration, and ignores its tuning files."""
+    """Return a context in which a library uses a configuration.
+
+    For {}, flash-attn's built-in kernels use the packaged configuration. aiter and vLLM then use
+    their own choice, which an earlier tuning's environment variable can change.
+    """
     if problem.library == "flash-attn":
         utils = importlib.import_module("flash_attn.flash_attn_triton_amd.utils")
         tiles = {problem.key: configuration} if configuration else {}
@@ -371,7 +375,7 @@ def _convert_to_triton(configuration: Configuration) -> Any:
 
 @dataclass(frozen=True)
 class ConfiguredCall:
-    """A checked call of a problem with a configuration, to be compiled; see triton.call.Call.
+    """A checked call of a problem with a configuration; see triton.call.Call.
 
     Attributes:
         problem: The problem.

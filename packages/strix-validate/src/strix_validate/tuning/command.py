@@ -54,7 +54,7 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
 
     Raises:
         ValueError: The model cannot be read.
-        CannotRun: None of the model's kernels can be tuned here.
+        CannotRun: None of the model's kernels can be tuned here, or `only` names none of them.
     """
     from strix_validate.layers.config import read_layers
     from strix_validate.layers.table import layers_in_table
@@ -154,7 +154,7 @@ def _list_calls(problems: Sequence[Any], model: Any) -> dict[str, tuple[list, li
 
 
 def _print_short_lists(name: str, options: Options, print_line: Print) -> None:
-    """Print the configurations that would be measured, with their counts; needs no GPU."""
+    """Print all configurations with their counts, and why some would not be measured."""
     from strix_validate.tuning.candidates import short_list
 
     _, problems = find_problems(name, options.only, options.source)
@@ -181,10 +181,10 @@ def _load(store: record.Store, print_line: Print) -> TuneRecord | None:
 
 
 def _run(store: record.Store, name: str, options: Options, print_line: Print) -> bool:
-    """Tune as many problems as the time allows, and write the files.
+    """Tune as many problems as the time allows, write the files, and fill Triton's cache.
 
     Returns:
-        Whether a problem failed.
+        Whether a problem or fill_cache failed.
     """
     from triton import knobs
 
@@ -275,7 +275,7 @@ def tune(  # noqa: PLR0913 (options of a command)
     ] = 20,
     most: Annotated[
         int,
-        typer.Option(min=1, help="Maximum configurations to measure for a kernel."),
+        typer.Option(min=1, help="Maximum new configurations to measure for a kernel."),
     ] = 6,
     only: Annotated[
         list[str] | None,
@@ -286,7 +286,7 @@ def tune(  # noqa: PLR0913 (options of a command)
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the configurations to measure, with their counts."),
+        typer.Option("--dry-run", help="Print the configurations with their counts; measure none."),
     ] = False,
     env: Annotated[
         bool,

@@ -15,8 +15,8 @@ from pydantic import Field
 from strix_validate.json_file import read_small_file
 from strix_validate.reporting.record import Device, StrictModel
 
-#: A configuration replaces the packaged one if the median ratio of their times is below _MAX_RATIO,
-#: and if it was faster in at least this share of the rounds.
+#: A configuration can replace the packaged one if the median ratio of their times is below
+#: _MAX_RATIO, and if it was faster in at least the share _MIN_WINS of the rounds.
 _MAX_RATIO = 0.98
 _MIN_WINS = 0.8
 _FILE = "record.json"
@@ -27,7 +27,8 @@ _SOURCES = {
     "aiter": ("aiter", "ops/triton/_triton_kernels/flash_attn_triton_amd"),
     "vllm": ("vllm", "model_executor/layers/fused_moe/fused_moe.py"),
 }
-#: The environment variable that names each library's file or folder.
+#: The environment variable of each library. It names a file or a folder; aiter's contains the
+#: configuration itself.
 _VARIABLES = {
     "flash-attn": "FLASH_ATTENTION_TRITON_AMD_TILES",
     "aiter": "FLASH_ATTENTION_FWD_TRITON_AMD_CONFIG_JSON",
@@ -89,7 +90,7 @@ class Tuned(StrictModel):
         trials: The configurations that were tried; the first is the packaged one.
         clocks: MHz of the GPU in each round, 0 if unknown.
         file: The name of vLLM's file for the problem, "" for other libraries.
-        packaged: The configuration that vLLM uses without that file.
+        packaged: The configuration that vLLM used without that file, {} for other libraries.
         is_done: Whether all rounds are over.
     """
 
@@ -109,7 +110,10 @@ class Tuned(StrictModel):
 
     @property
     def best(self) -> Trial:
-        """The packaged trial, or the fastest of the trials that are clearly faster."""
+        """The packaged trial, or the fastest of the trials that are clearly faster.
+
+        If the packaged configuration does not run here, it is the fastest trial.
+        """
         packaged = self.trials[0]
         rounds = len(self.clocks)
         measured = [trial for trial in self.trials if len(trial.milliseconds) == rounds]
@@ -133,7 +137,7 @@ class Tuned(StrictModel):
     def is_faster(self, trial: Trial) -> bool:
         """Return whether a trial is faster than the packaged configuration.
 
-        The difference must exceed the difference between two measurements of one configuration.
+        The limits are meant to exceed the difference between two measurements of one configuration.
         """
         ratios = self._compute_ratios(trial)
         wins = sum(ratio < 1 for ratio in ratios)
@@ -293,7 +297,7 @@ class Store:
             file.unlink(missing_ok=True)
 
     def list_variables(self) -> dict[str, str]:
-        """Return the environment variables that name the files for the libraries."""
+        """Return the environment variables by which the libraries find the tuned configurations."""
         folder = self.folder.resolve()
         paths = {
             "flash-attn": folder / "flash-attn.json",

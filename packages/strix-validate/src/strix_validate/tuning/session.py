@@ -22,7 +22,7 @@ _READINGS = 3
 #: Maximum time in seconds until the worker's first line, and between two lines. In this time, it
 #: imports torch (before the first line only) and compiles kernels.
 _MAX_SILENCE = 300.0
-#: Number of last rounds whose median clock is compared with the median clock of the earlier rounds.
+#: Number of last rounds whose median clock is compared with the highest clock of earlier rounds.
 _LAST_ROUNDS = 3
 _WORKER = "strix_validate.tuning.worker"
 _SENSORS = "strix_validate.soak.telemetry"
@@ -159,7 +159,7 @@ class Session:
             Refused: Another program uses the GPU, or the GPU is throttled.
             OSError: The record cannot be written.
             RuntimeError: The packaged configuration was not compiled, the library ignores all other
-                configurations, or the worker ended.
+                configurations, or the worker hung or ended early.
         """
         from strix_validate.tuning.candidates import short_list
 
