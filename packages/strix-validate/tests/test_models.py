@@ -437,7 +437,7 @@ def test_a_damaged_folder_of_diffusers(flux: Path, name: str, data: bytes, words
 #: By name: the text of config.json, or the changes to Llama's, and a part of the message.
 BAD: dict[str, tuple[str | dict, str]] = {
     "no text": ("{", "config.json"),
-    "a list": ("[]", "not a config.json"),
+    "a list": ("[]", "not a JSON object"),
     "no model": ("{}", "no attention heads"),
     "no size": ({"hidden_size": None}, "dimension"),
     "a word": ({"num_hidden_layers": "many"}, "dimension"),

@@ -9,7 +9,8 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-#: The environment variable that passes --seed to child processes, which draw random inputs too.
+#: The environment variable with the value of --seed. runner.run sets it; derive_seed reads it, also
+#: in child processes.
 SEED = "STRIX_VALIDATE_SEED"
 
 
@@ -18,7 +19,8 @@ class State(StrEnum):
 
     Attributes:
         PASSED: The check found no fault.
-        FAILED: The check found a fault.
+        FAILED: The check found a fault, raised an exception, or was skipped although no entry of
+            skips.toml allows it.
         SKIPPED: The check could not run, and neither passed nor failed.
     """
 
@@ -32,7 +34,7 @@ class Severity(StrEnum):
 
     Attributes:
         ERROR: The check fails.
-        WARNING: The finding costs speed or memory; the check passes.
+        WARNING: The finding costs speed, memory or stability; the check passes.
         INFO: Information for the user to weigh; the check passes.
     """
 
@@ -83,7 +85,7 @@ class Result:
         reason: Why the check was skipped or failed, or a remark if it passed.
         measured: The measured values, in JSON types. None stands for a number that is not finite.
         severity: The severity of a finding of the doctor.
-        fix: The command that solves the problem of a finding.
+        fix: What to do about a finding: a command, or an instruction if no command exists.
         seconds: How long the check took.
         needs_reboot: Whether the fix takes effect only at the next start of the machine.
         source: Links that replace those of the check.
@@ -113,7 +115,7 @@ class RunOptions:
         url: The URL of a running vLLM server.
         model: The server's name for its model; without url, a model's folder to serve.
         plain_url: The URL of a server with the same model but without speculative decoding.
-        questions: How many of 50 questions the model must answer; 0 asks none.
+        questions: How many of 50 questions the model must answer correctly; 0 asks none.
         seed: The seed of random inputs.
     """
 

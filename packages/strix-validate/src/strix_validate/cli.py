@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Command line: strix-validate TIER | run | list | report. See EXIT_STATUS."""
+"""The commands of strix-validate. EXIT_STATUS describes their exit codes."""
 
 import contextlib
 import json
@@ -109,8 +109,8 @@ def libraries(
 ) -> None:
     """Check torch's operations on the GPU, with float64 as the reference.
 
-    These are matrix products, factorisations, gradients, convolutions, host memory and
-    torch.compile. A run on a CPU tests only the checks themselves.
+    These are matrix products, factorisations, gradients, convolutions, host memory, torch.compile
+    and bitsandbytes. A run on a CPU tests only the checks themselves.
     """
     run_and_exit(
         ["libraries"],
@@ -132,9 +132,10 @@ def attention(
     vllm: VllmOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Compare torch's SDPA backends, flash-attn and vLLM's kernels with attention in float64.
+    """Compare torch's SDPA backends, flash-attn and vLLM's kernels with results in float64.
 
-    Without a GPU, the kernels of flash-attn and vLLM run in Triton's interpreter.
+    The kernels of fla, liger, sageattention, conch and the GGUF plugin are compared too. Without a
+    GPU, all Triton kernels run in Triton's interpreter.
     """
     run_and_exit(
         ["attention"],
@@ -155,7 +156,10 @@ def kernels(
     skip: SkipOption = None,
     vllm: VllmOption = None,
 ) -> None:
-    """Compile the kernels of flash-attn and vLLM for gfx1151, without a GPU, and inspect them."""
+    """Compile the kernels of flash-attn, vLLM and other packages for gfx1151, and inspect them.
+
+    Needs no GPU.
+    """
     run_and_exit(
         ["kernels"],
         as_json=as_json,
@@ -173,7 +177,7 @@ def emulated(
     skip: SkipOption = None,
     vllm: VllmOption = None,
 ) -> None:
-    """Execute the gfx1151 kernels of flash-attn and vLLM under emulation; compare with float64.
+    """Execute gfx1151 kernels of flash-attn, vLLM and others under emulation; compare with float64.
 
     Needs libLLVM 22 or newer; without it, exits with status 3.
     """
@@ -197,7 +201,7 @@ def bench(
     plots: PlotsOption = None,
     vllm: VllmOption = None,
 ) -> None:
-    """Time torch's backends, flash-attn and vLLM's attention, forward and backward."""
+    """Time attention (torch's backends, flash-attn, vLLM), and a GPU's copies and products."""
     run_and_exit(
         ["bench"],
         as_json=as_json,
@@ -252,7 +256,7 @@ def doctor(
     root: RootOption = Path("/"),
     model_gib: ModelGibOption = 0,
 ) -> None:
-    """Find problems of this machine that affect its GPU, and print the commands that fix them.
+    """Find problems of this machine that affect its GPU, and print how to fix them.
 
     Needs no torch. The GPU is gfx1151, or the one that the environment variable gpu_arch names.
     """
@@ -286,10 +290,10 @@ def run(  # noqa: PLR0913 (each argument is an option of the command)
     quick: QuickOption = False,
     seed: SeedOption = 0,
 ) -> None:
-    """Run every tier and write a record of evidence.
+    """Run every tier. With --evidence, write the record.
 
-    With --quick, run only the tiers that test this machine, at size quick, and print a table of its
-    speeds.
+    With --quick, run only the tiers that test this machine, at size quick and without the checks
+    conv, and print a table of its speeds.
     """
     names = tier or []
     for name in names:
@@ -356,11 +360,12 @@ def warm(
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Compile, before the first request, the attention kernels that no installed package contains.
+    """Compile the kernels of flash-attn and vLLM that no installed package contains.
 
-    The kernels are compiled for gfx1151 into this user's Triton cache; no GPU is needed. With
-    --model, the command first prints how many kernels no package contains, and an estimate of how
-    long their compilation takes.
+    After that, the first request does not have to compile them. The kernels are compiled for
+    gfx1151 into this user's Triton cache; no GPU is needed. With --model, the command first prints
+    how many of vLLM's kernels no package contains, and an estimate of how long their compilation
+    takes.
     """
     with _exit_if_missing("compile") as console:
         from strix_validate.precompiled.warm import calls, estimate_compilation, fill
@@ -385,7 +390,7 @@ def compilations(
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Count the kernels that calls of 40 lengths compile if the user's Triton cache is empty.
+    """Count the kernels that calls of up to 40 lengths compile if the Triton cache is empty.
 
     Needs no GPU.
     """
@@ -467,7 +472,7 @@ def _describe_check(check: Check) -> str:
 def report(
     records: Annotated[
         list[Path],
-        typer.Argument(help="Records that --json or run wrote."),
+        typer.Argument(help="Records that --evidence wrote, or --json (except the doctor's)."),
     ],
     output: Annotated[
         Path,

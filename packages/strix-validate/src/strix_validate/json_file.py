@@ -13,12 +13,13 @@ def read_small_file(file: Path) -> bytes:
     """Read a file.
 
     Raises:
-        OSError: The file cannot be read, is a pipe, or has more than limits.FILE bytes.
+        OSError: The file cannot be read, is not a regular file, or has more than limits.FILE bytes.
     """
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file")
     with file.open("rb") as stream:
-        # Files in /proc and /sys report a size of 0; their real size is known only after reading.
+        # Files in /proc report a size of 0, and files in /sys one of 4096 bytes. Their real size is
+        # known only after reading.
         data = stream.read(limits.FILE + 1)
     if len(data) > limits.FILE:
         raise OSError(errno.EFBIG, f"it has more than {limits.FILE} bytes")
@@ -26,7 +27,7 @@ def read_small_file(file: Path) -> bytes:
 
 
 def read_small_text(file: Path) -> str | None:
-    """Return a text file without blanks at its ends, or None if it cannot be read."""
+    """Return a text file without blanks, newlines and NULs at its ends, or None if unreadable."""
     try:
         data = read_small_file(file)
     except OSError:
@@ -38,8 +39,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """Read a file that holds a JSON object.
 
     Raises:
-        ValueError: The file holds no JSON object, cannot be read, is a pipe, or has more than
-            limits.FILE bytes.
+        ValueError: The file holds no JSON object, cannot be read, is not a regular file, or has
+            more than limits.FILE bytes.
     """
     try:
         value = json.loads(read_small_file(file))
@@ -47,5 +48,5 @@ def read_json_object(file: Path) -> dict[str, Any]:
         message = getattr(error, "strerror", None) or error
         raise ValueError(f"{file}: {message!s:.200}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{file}: not a config.json")
+        raise ValueError(f"{file}: not a JSON object")
     return value

@@ -26,7 +26,7 @@ class Skip(BaseModel):
     """An entry of the table.
 
     Attributes:
-        ids: Checks, by id or prefix, with ``*`` as a wildcard.
+        ids: Checks, by id, prefix or shell pattern; see checks.is_named.
         when: Required values of fields of the device; other fields may have any value.
         said: A regular expression that must match a part of the check's own reason.
         reason: Why the checks may be skipped.
@@ -85,7 +85,7 @@ def _make_package_entry(group: str, module: str, name: str, link: str, since: da
 def judge(result: Result, device: Device) -> Result:
     """Return the result, adjusted by the table if the check was skipped.
 
-    A skip that an entry covers gets the entry's reason. Any other skip becomes a failure.
+    A skip that an entry covers gets the entry's reason and link. Any other skip becomes a failure.
     """
     if result.state is not State.SKIPPED:
         return result

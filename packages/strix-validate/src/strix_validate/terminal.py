@@ -47,7 +47,7 @@ class DeviceName(StrEnum):
 
 JsonOption = Annotated[
     bool,
-    typer.Option("--json", help="Write only the record, as JSON."),
+    typer.Option("--json", help="Print JSON instead of a table."),
 ]
 OnlyOption = Annotated[
     list[str] | None,
@@ -72,7 +72,7 @@ SizeOption = Annotated[
 ]
 TierOption = Annotated[
     list[str] | None,
-    typer.Option(help=f"Any of {', '.join(TIERS)}. Default: all."),
+    typer.Option(help=f"Any of {', '.join(TIERS)}. Default: all, or those of --quick."),
 ]
 EvidenceOption = Annotated[
     Path | None,
@@ -92,7 +92,7 @@ VllmOption = Annotated[
 ]
 UrlOption = Annotated[
     str,
-    typer.Option(metavar="URL", help="Check this running vLLM server; needs no torch."),
+    typer.Option(metavar="URL", help="Check this running vLLM server; serve then needs no torch."),
 ]
 ModelOption = Annotated[
     str,
@@ -191,7 +191,7 @@ def run_and_exit(
 
 
 def exit_with_status(record: Record) -> NoReturn:
-    """Exit with the status of a record; cli.EXIT_STATUS lists them."""
+    """Exit with the status of a record; cli.EXIT_STATUS lists the statuses."""
     if record.unfinished:
         raise typer.Exit(130)
     raise typer.Exit(exit_code(check.state for check in record.checks))
@@ -216,7 +216,10 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
 
 
 def _find_device(names: list[str], device: DeviceName, options: dict[str, Any]) -> str:
-    """Return the value of RunOptions.device; it is "none" if no tier needs torch."""
+    """Return the value of RunOptions.device.
+
+    It is "none" for the tier doctor alone, and for serve alone with --url. These need no torch.
+    """
     is_server_elsewhere = names == ["serve"] and options.get("url")
     if names == ["doctor"] or is_server_elsewhere:
         return "none"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Functions for the tests of other packages; all other modules may change between releases.
 
-To run a Triton kernel without a GPU, call :func:`stand_in` before the kernel's library is imported.
-To run it in Triton's interpreter, call :func:`complete_interpreter` too. This module needs torch.
+To use Triton kernels without a GPU, call :func:`stand_in` before the kernels' library is imported.
+To run them in Triton's interpreter, also set TRITON_INTERPRET=1 before Triton is imported, and call
+:func:`complete_interpreter`. This module needs torch.
 """
 
 import sys
@@ -64,7 +65,7 @@ def compile_sample(number: int) -> list[modes.CompiledKernel]:
     """Compile kernels of flash-attn's sample.
 
     Args:
-        number: How many of the sample's calls to compile.
+        number: How many of the sample's calls to compile, at most.
 
     Raises:
         RuntimeError: A call failed, or the process that made the call failed.

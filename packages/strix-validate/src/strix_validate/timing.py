@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strix_validate.triton import launches
 
-#: Minimum and maximum number of timed calls.
+#: Minimum number of timed calls, and the maximum on a GPU.
 _MIN_REPEATS = 5
 _MAX_REPEATS = 500
 #: Bytes that are overwritten before each call on a GPU, so that its cache, which is smaller, has no
@@ -28,7 +28,8 @@ class Timing:
         low: The 10th percentile, in milliseconds.
         high: The 90th percentile, in milliseconds.
         repeats: Number of calls.
-        kernels: The kernels that ran, see :func:`launches.describe`; empty on a CPU.
+        kernels: The kernels that ran, see :func:`launches.describe`; empty on a CPU, or if the
+            caller did not ask for them.
     """
 
     median: float
@@ -62,15 +63,16 @@ def time_call(
 ) -> Timing:
     """Measure how long a call takes.
 
-    After a warm-up, the call is repeated as often as the budget allows, and at least 5 times. On a
-    GPU, the GPU's own events measure the time. The GPU overwrites its cache before each call, so
-    that the call reads its inputs from memory. Meanwhile the host launches the call's kernels, so
-    that the time does not include the launch.
+    After a warm-up, the call is repeated as often as the budget allows, at least 5 times, and at
+    most 500 times on a GPU. On a GPU, the GPU's own events measure the time. The GPU overwrites its
+    cache before each call, so that the call reads its inputs from memory. Meanwhile the host
+    launches the call's kernels, so that the time does not include the launch.
 
     Args:
         function: The call.
         device: "cpu", or torch's name of a GPU.
-        budget_ms: The time that all calls may take, in milliseconds.
+        budget_ms: The time that all timed calls may take, in milliseconds. The warm-up is not
+            included.
         with_kernels: Whether to name the kernels that ran, which takes the profiler a second.
     """
     if device == "cpu":
