@@ -144,9 +144,9 @@ def large(route: sdpa.Route, options: RunOptions) -> dict:
 def deterministic(route: Watched, options: RunOptions) -> dict:
     """Check that the same call gives the same bits.
 
-    If the bits differ, there is a race, or the kernel reads memory that nothing wrote.
-    Gradients may differ, because some kernels sum them with atomics:
+    If the bits differ, there is a race, or the kernel reads memory that nothing wrote:
     https://github.com/ROCm/aotriton/issues/183
+    Gradients may differ, because some kernels sum them with atomics.
     """
     repeats = {Size.QUICK: 5, Size.FULL: 100, Size.STRESS: 1000}[options.size]
     q, k, v = _draw_inputs(route, options, 1, 4, 257, 80)
@@ -162,7 +162,7 @@ def deterministic(route: Watched, options: RunOptions) -> dict:
 def finite(route: sdpa.Route, options: RunOptions) -> dict:
     """Check that 100 calls with new inputs give no NaN or infinity, forward and in the gradients.
 
-    A stress run makes 1000 calls. Some races show in one call of hundreds:
+    A stress run makes 1000 calls. Races show in only some of the calls:
     https://github.com/ROCm/aotriton/issues/183
     """
     repeats = 1000 if options.size is Size.STRESS else 100
@@ -235,7 +235,8 @@ def lse(route: Watched, options: RunOptions) -> Result:
     """Check the natural logarithm of the sum of exp(scores) that the operator returns.
 
     In the backward pass, an error in this logarithm cancels. In code that merges partial results,
-    it does not. The logarithm was wrong by ln 2: https://github.com/pytorch/pytorch/issues/181645
+    it does not. In flex_attention, the logarithm was wrong by a factor of ln 2:
+    https://github.com/pytorch/pytorch/issues/181645
     """
     if route.name == "efficient" and options.device == "cpu":
         raise CannotRun("No viable backend")
@@ -381,8 +382,8 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
 def captured(route: Watched, options: RunOptions) -> dict | Result:
     """Check that a captured graph reads the values that its inputs have at the time of a replay.
 
-    The check catches a replay that uses the values of the captured call:
-    https://github.com/vllm-project/vllm/issues/32180
+    The check catches a replay that uses the values of the captured call. On gfx1151, vLLM hung when
+    it captured graphs: https://github.com/vllm-project/vllm/issues/32180
     """
     need_gpu(options, "only a GPU captures graphs")
     case = SdpaCase("captured", "", causal=True, seqlen_q=113, seqlen_k=113)

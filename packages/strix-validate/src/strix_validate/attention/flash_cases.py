@@ -637,7 +637,7 @@ CASES = (
             seqlen_k=513,
             repeats=100,
         ),
-        "a race that makes only few of many calls wrong: https://github.com/ROCm/aotriton/issues/183",
+        "a race that makes only some of the calls wrong: https://github.com/ROCm/aotriton/issues/183",
         size=Size.FULL,
     ),
     FlashCase(
@@ -648,7 +648,7 @@ CASES = (
             seqlen_q=4096,
             seqlen_k=4096,
         ),
-        "NaN at head dim 72, from 4096 keys on: https://github.com/ROCm/aotriton/issues/54",
+        "NaN at head dim 72 with 4096 keys: https://github.com/ROCm/aotriton/issues/54",
         size=Size.FULL,
     ),
     FlashCase(

@@ -98,7 +98,7 @@ _NAN_D72 = (
     "https://github.com/ROCm/aotriton/issues/54"
 )
 _RACE_D80 = (
-    "NaN in causal attention at head dim 80, as in kernels for another chip: "
+    "NaN in causal attention at head dim 80, as in AOTriton's float32 kernel for gfx1150: "
     "https://github.com/ROCm/aotriton/issues/183"
 )
 _D512 = (
