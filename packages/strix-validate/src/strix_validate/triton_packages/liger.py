@@ -336,9 +336,9 @@ def loss(  # noqa: PLR0913 (the options of a case)
     return PackageCall(_loss, tensors, options, package=PACKAGE), expected
 
 
-#: Size of a vocabulary. All vocabularies of more than 32,768 tokens share one kernel, and so do all
-#: numbers of rows up to a power of two. If the number of labels in the loss is a multiple of 16,
-#: another kernel is compiled.
+#: Size of a vocabulary. All vocabularies of more than 32,768 tokens whose size is a multiple of 16
+#: share one kernel. So do all numbers of columns of x between two powers of two. If the number of
+#: labels in the loss is a multiple of 16, another kernel is compiled.
 WORDS = 32784
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
 #: The options of Gemma's norms.
