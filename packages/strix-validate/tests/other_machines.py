@@ -342,6 +342,10 @@ SETTINGS = {
         {"proc/cmdline": "amd_iommu=off amdgpu.lockup_timeout=1000,5000\n"},
         {"options": Expected("warning", "reset after 1000 ms", "lockup_timeout=20000")},
     ),
+    "no lockup timeout for the first ring": Machine(
+        {"proc/cmdline": "amd_iommu=off amdgpu.lockup_timeout=-1,5000\n"},
+        {"options": Expected("warning", "reset after 5000 ms", "lockup_timeout=20000")},
+    ),
     "long lockup timeout": Machine(
         kernel("7.0.4-200.fc44.x86_64")
         | {"proc/cmdline": "amd_iommu=off amdgpu.lockup_timeout=20000\n"},

@@ -358,6 +358,12 @@ MEMORY = {
     "GPU busy": (sizes(used=48), 20, "0.50 --kv-cache-memory-bytes 24G", ""),
     "page limit": (sizes(gtt=128, pages=62), 40, "0.92 --kv-cache-memory-bytes 13G", ""),
     "below the model": (sizes(gtt=62, pages=62), 70, "70 GiB does not fit: 62", "pages_limit="),
+    "the limit of a DKMS driver": (
+        sizes() | {"sys/module/amdttm/parameters/pages_limit": f"{62 * hosts.GIB // 4096}\n"},
+        70,
+        "70 GiB does not fit: 62",
+        "options amdttm pages_limit",
+    ),
     "a group": (sizes() | group(2, 48), 20, "0.45 --kv-cache-memory-bytes 19G", ""),
     "a busy group": (sizes() | group(2, 48, 20, 8), 10, "0.33 --kv-cache-memory-bytes 17G", ""),
     "a group of version 1": (sizes() | group(1, 48), 20, "0.45 --kv-cache-memory-bytes 19G", ""),

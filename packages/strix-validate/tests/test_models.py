@@ -11,6 +11,7 @@ docs/evidence/2026-11-23-models.md.
 import json
 import os
 import runpy
+import shutil
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -24,7 +25,7 @@ from strix_validate import tiers
 from strix_validate.cli import app
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB
-from strix_validate.models import choose, command, diffusion, model_memory, table
+from strix_validate.models import choose, command, diffusion, model_memory, reading, table
 from typer.testing import CliRunner
 
 FOLDER = Path(__file__).parent / "configs"
@@ -144,7 +145,7 @@ def test_page_and_table_agree() -> None:
     assert written == page["render"](written, FOLDER), "tools/models_page.py writes it"
     prose = " ".join(written.split())
     assert f"with vLLM {table.version()} and" in prose
-    assert f"{page['ROOM'] / GIB:.0f} GiB of these remain for weights and cache" in prose
+    assert f"leave {page['ROOM'] / GIB:.0f} GiB for weights and cache" in prose
     records = {row.record for row in table.read_rows()} - {""}
     assert records
     assert all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
@@ -353,6 +354,24 @@ def test_a_name_is_found_in_the_cache(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIGS["Qwen3-8B"]))
     assert run("Qwen/Qwen3-8B")[0] == 0
+
+
+def test_the_newest_file_of_the_cache_that_describes_a_model(tmp_path: Path) -> None:
+    """In a snapshot, config.json comes before params.json, and a GGUF file comes last."""
+    snapshots = tmp_path / "cache/hub/models--O--N/snapshots"
+    files = []
+    for second, names in enumerate((["model.gguf"], ["params.json", "config.json"], ["README.md"])):
+        folder = snapshots / f"{9 - second}"
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).touch()
+        os.utime(folder, (second, second))
+        files.append(folder / names[-1])
+    assert reading.find_cached("O/N") == files[1]
+    shutil.rmtree(files[1].parent)
+    assert reading.find_cached("O/N") == files[0]
+    shutil.rmtree(files[0].parent)
+    assert reading.find_cached("O/N") is None
 
 
 def header(shapes: dict[str, list[int]], data_bytes: int = 1 << 20) -> bytes:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from datetime import date
 from itertools import chain
+from pathlib import Path
 
 import program
 import pytest
@@ -294,6 +295,17 @@ def test_an_interrupted_run_keeps_what_it_measured(tmp_path, monkeypatch):
     assert (len(result.checks), result.unfinished) == (3, missing)
     assert sum(result.summary[state.value] for state in State) == 3
     assert f"Interrupted: {missing} checks did not run" in render([result], ["mine"])
+
+
+def test_a_record_does_not_have_the_users_name(monkeypatch):
+    check = tiers.load("doctor").checks()[0]
+    path = Path.home() / ".triton"
+    result = Result(
+        check, State.PASSED, f"{path} is old", severity=Severity.WARNING, fix=f"rm {path}"
+    )
+    monkeypatch.setattr(doctor, "TIER", replace(doctor.TIER, run=lambda *_: [result]))
+    (written,) = run(["doctor"], RunOptions(), only=[check.id]).checks
+    assert (written.reason, written.fix) == ("~/.triton is old", "rm ~/.triton")
 
 
 def test_a_killed_run_leaves_the_record_so_far(tmp_path, monkeypatch):

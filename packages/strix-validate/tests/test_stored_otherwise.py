@@ -235,6 +235,16 @@ def test_a_params_json_alone(tmp_path: Path) -> None:
     assert f"vllm serve NAME {mistral.FLAGS} --gpu-memory-utilization" in line
 
 
+def test_vllms_source_answers_for_a_params_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "answer", lambda config, folder, source: source)
+    monkeypatch.setattr(command, "replace", lambda result, **_: result)
+    (tmp_path / "vllm/platforms").mkdir(parents=True)
+    (tmp_path / "params.json").write_text(json.dumps(PARAMS))
+    assert command.answer_model(str(tmp_path), tmp_path).answer == tmp_path.resolve()
+
+
 def test_formats_and_experts_of_a_params_json(tmp_path: Path) -> None:
     """Ministral's FP8 has one scale per tensor, for which gfx11 has no kernel."""
     file = tmp_path / "params.json"
@@ -289,6 +299,7 @@ def test_a_loras_folder(tmp_path: Path) -> None:
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "whole layers"),
         ({"init_lora_weights": "pissa"}, "changed the model's own weights"),
+        ({"init_lora_weights": "lora_ga"}, "changed the model's own weights"),
         ({"r": 1024}, "above 512"),
     ],
 )

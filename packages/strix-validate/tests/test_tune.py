@@ -29,7 +29,7 @@ from strix_validate.triton.modes import CallAnswer, CallAnswers
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.tuning import candidates, command, record, session
 from strix_validate.tuning.candidates import Problem
-from strix_validate.tuning.record import Binding, Store, Trial, Tuned, TuneRecord
+from strix_validate.tuning.record import VARIABLES, Binding, Store, Trial, Tuned, TuneRecord
 from strix_validate.tuning.worker import Request
 from typer.testing import CliRunner
 
@@ -538,6 +538,21 @@ def test_a_second_model_joins_the_record(
     loaded = Store(tmp_path).load()
     assert loaded is not None
     assert loaded.models == ["M", "Qwen3-8B"]
+
+
+def test_an_earlier_tuning_does_not_change_what_is_packaged(
+    tmp_path: Path, machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell that ran `tune --env` still has the variables of the earlier tuning."""
+    for variable in VARIABLES.values():
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(
+        command,
+        "find_problems",
+        lambda *_: pytest.fail("set") if set(VARIABLES.values()) & set(os.environ) else (None, []),
+    )
+    monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
+    assert tune("Qwen3-8B", "--output", tmp_path).exit_code == 0
 
 
 def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,8 @@ def run(
             for line in _announce(name, tier, selected[name], options):
                 print_line(line)
             for result in _run_tier(name, tier, selected[name], options, report):
-                short = replace(result, reason=host.shorten(result.reason))
+                reason, fix = host.shorten(result.reason), host.shorten(result.fix)
+                short = replace(result, reason=reason, fix=fix)
                 judged = skips.judge(short, report.device)
                 report.checks.append(record.make_check_record(name, judged))
                 report.unfinished -= 1

@@ -64,19 +64,6 @@ def _read_carve_out(tree: Tree) -> int | None:
     return tree.number(f"{tree.gpu_folder}/mem_info_vram_total")
 
 
-def _list_ttm_modules(tree: Tree) -> list[str]:
-    """Return the modules that may limit GTT: ttm and, with a driver of DKMS, also amdttm."""
-    if tree.path("sys/module/amdttm").is_dir():
-        return ["amdttm", "ttm"]
-    return ["ttm"]
-
-
-def _read_pages_limit(tree: Tree) -> int | None:
-    """Return the limit in pages of the TTM module that the loaded driver uses."""
-    module = _list_ttm_modules(tree)[0]
-    return tree.number(f"sys/module/{module}/parameters/pages_limit")
-
-
 def _suggest_gtt_limit(tree: Tree, memory: int) -> Fix:
     """Return the commands that let the GPU map all memory but SPARE.
 
@@ -86,7 +73,7 @@ def _suggest_gtt_limit(tree: Tree, memory: int) -> Fix:
     """
     pages = (memory - SPARE) // PAGE
     limits = {"pages_limit": pages, "page_pool_size": pages}
-    modules = _list_ttm_modules(tree)
+    modules = parameters.list_ttm_modules(tree)
     others = []
     for module in modules:
         file = f"/etc/modprobe.d/{module}.conf"
@@ -110,7 +97,7 @@ def gtt(tree: Tree) -> Result:
     models that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
     need_gpu(tree)
     memory = need_value(tree.memory, "the size of the memory")
-    pages = _read_pages_limit(tree)
+    pages = parameters.read_pages_limit(tree)
     limit = need_value(_read_gtt_limit(tree, pages), "the limit of GTT")
     measured = {
         "gtt_gib": round(limit / GIB, 1),
@@ -140,7 +127,7 @@ def _read_gtt_limit(tree: Tree, pages: int | None) -> int | None:
 
 def _judge_gtt_limit(tree: Tree, limit: int, memory: int, pages: int | None) -> Result:
     """Judge the limit of GTT by the size of the memory."""
-    has_two_modules = len(_list_ttm_modules(tree)) > 1
+    has_two_modules = len(parameters.list_ttm_modules(tree)) > 1
     source = _TWO_MODULES if has_two_modules else ""
     sizes = f"{limit / GIB:.0f} of {memory / GIB:.0f} GiB"
     if limit > memory - SPARE // 2:

@@ -95,6 +95,19 @@ def read_value(tree: Tree, module: str, name: str) -> str | None:
     return setting.value if setting else None
 
 
+def list_ttm_modules(tree: Tree) -> list[str]:
+    """Return the modules that may limit GTT: ttm and, with a driver of DKMS, also amdttm."""
+    if tree.path("sys/module/amdttm").is_dir():
+        return ["amdttm", "ttm"]
+    return ["ttm"]
+
+
+def read_pages_limit(tree: Tree) -> int | None:
+    """Return the limit in pages of the TTM module that the loaded driver uses."""
+    module = list_ttm_modules(tree)[0]
+    return tree.number(f"sys/module/{module}/parameters/pages_limit")
+
+
 def _parameter_file(module: str, name: str) -> str:
     return f"sys/module/{module}/parameters/{name}"
 

@@ -111,11 +111,12 @@ def _judge_lockup(tree: Tree) -> Result:
     parts = [part for part in value.split(",") if re.fullmatch(r"-?\d{1,9}", part)]
     # 0 stands for the default, and a negative number for no limit.
     times = [int(part) for part in parts if int(part)]
+    short = [time for time in times if 0 < time < _LOCKUP_OLD]
     if times:
-        if all(time < 0 or time >= _LOCKUP_OLD for time in times):
+        if not short:
             return fine()
         message = (
-            f"amdgpu.lockup_timeout={value}: rings are reset after {min(times)} ms, even if they "
+            f"amdgpu.lockup_timeout={value}: rings are reset after {min(short)} ms, even if they "
             "are only slow under load"
         )
         return warning(message, fix, _LOCKUP)

@@ -9,6 +9,7 @@ more than the carve-out, the pool is the system's memory, up to TTM's limit of p
 import math
 from dataclasses import dataclass
 
+from strix_validate.doctor import parameters
 from strix_validate.doctor.containers import read_available_memory
 from strix_validate.doctor.tree import Tree
 
@@ -82,7 +83,7 @@ def read_memory_budget(tree: Tree) -> MemoryBudget | None:
         used = tree.number(f"{tree.gpu_folder}/mem_info_vram_used") or 0
         return MemoryBudget(carve_out, max(carve_out - used, 0), is_shared=False)
     used = tree.number(f"{tree.gpu_folder}/mem_info_gtt_used") or 0
-    pages = tree.number("sys/module/ttm/parameters/pages_limit")
+    pages = parameters.read_pages_limit(tree)
     total = pages * PAGE if pages else gtt
     usable = min(min(total, gtt) - used, available - SPARE)
     return MemoryBudget(total, max(usable, 0), is_shared=True)

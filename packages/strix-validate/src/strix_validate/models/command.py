@@ -148,7 +148,7 @@ def answer_model(model: str, source: Path | None) -> Served:
     if file.name == lora.FILE:
         return _answer_adapter(file, config, source)
     if file.name == mistral.FILE:
-        result = _answer_config(config, file.parent, None)
+        result = _answer_config(config, file.parent, source)
         return Served(model, replace(result, suffix=f" {mistral.FLAGS}"))
     folder = file.parent if file.name == reading.CONFIG else None
     return Served(model, _answer_config(config, folder, source))

@@ -22,7 +22,7 @@ _REFUSED = {
     "use_qalora": "QALoRA",
 }
 #: Values of init_lora_weights that leave the model's own weights unchanged.
-_UNCHANGING = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+_UNCHANGING = ("gaussian", "eva", "orthogonal", "mica")
 #: Modules of modules_to_save that vLLM reads.
 _SAVED_MODULES = {"classifier", "score"}
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Find the file that describes a model, and read it in its format."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -63,10 +64,11 @@ def find_cached(name: str) -> Path | None:
     """Return the file that describes a model in Hugging Face's cache, if it is there."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
     snapshots = home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots"
-    files: list[Path] = []
-    for file_name in _FILES:
-        files += sorted(snapshots.glob(f"*/{file_name}"))
-    return files[-1] if files else None
+    newest_first = sorted(snapshots.glob("*"), key=lambda folder: folder.stat().st_mtime)[::-1]
+    for snapshot in newest_first:
+        with contextlib.suppress(NoModel):
+            return _find_in(snapshot)
+    return None
 
 
 def read(file: Path) -> dict[str, Any]:

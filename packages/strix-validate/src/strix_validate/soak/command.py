@@ -95,6 +95,7 @@ class SoakRecord:
         for result in judge(self._story):
             check = record.make_check_record("soak", result)
             check.reason = host.shorten(check.reason)
+            check.fix = host.shorten(check.fix)
             checks.append(check)
         device = self._story.device
         is_target = device.build == "rocm" and device.architecture.split(":")[0] == TARGET

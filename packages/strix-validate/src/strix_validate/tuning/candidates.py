@@ -343,7 +343,7 @@ def configured(problem: Problem, configuration: Configuration) -> Iterator[None]
     """Return a context in which a library uses a configuration.
 
     For {}, flash-attn's built-in kernels use the packaged configuration. aiter and vLLM then use
-    their own choice, which an earlier tuning's environment variable can change.
+    their own choice.
     """
     if problem.library == "flash-attn":
         utils = importlib.import_module("flash_attn.flash_attn_triton_amd.utils")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The command `strix-validate tune`: compile and measure configurations of a model's kernels."""
 
+import os
 import shlex
 import tempfile
 import time
@@ -317,6 +318,9 @@ def tune(  # noqa: PLR0913 (options of a command)
         raise typer.BadParameter("MODEL is missing")
     store = record.Store(output)
     options = Options(only or (), minutes, most, jobs, vllm_source)
+    # An earlier tuning's variables would change the packaged configurations of aiter and vLLM.
+    for variable in record.VARIABLES.values():
+        os.environ.pop(variable, None)
     with _report_errors(output, print_line):
         if env or share:
             _print_earlier(store, env, print_line)

@@ -29,7 +29,7 @@ _SOURCES = {
 }
 #: The environment variable of each library. It names a file or a folder; aiter's contains the
 #: configuration itself.
-_VARIABLES = {
+VARIABLES = {
     "flash-attn": "FLASH_ATTENTION_TRITON_AMD_TILES",
     "aiter": "FLASH_ATTENTION_FWD_TRITON_AMD_CONFIG_JSON",
     "vllm": "VLLM_TUNED_CONFIG_FOLDER",
@@ -306,9 +306,9 @@ class Store:
         variables = {}
         for library, path in paths.items():
             if self.record.list_changed(library) and path.exists():
-                variables[_VARIABLES[library]] = str(path)
+                variables[VARIABLES[library]] = str(path)
         for tuned in self.record.list_changed("aiter"):
-            variables[_VARIABLES["aiter"]] = json.dumps(tuned.best.configuration)
+            variables[VARIABLES["aiter"]] = json.dumps(tuned.best.configuration)
         return variables
 
 
