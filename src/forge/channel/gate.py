@@ -16,7 +16,7 @@ from forge.errors import ForgeError, Refused
 from forge.files import read_text, sha256_file
 
 LICENSES = "licenses/"
-# A channel whose packages have not run on the GPU must have this word in its name.
+# `publish --untested` requires this word in the channel's name: no GPU has run its packages.
 UNTESTED = "untested"
 GPL_LIBRARIES = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")
 SHA256SUM_LINE = re.compile(r"([0-9a-f]{64}) [ *]\S.*")
@@ -30,9 +30,9 @@ def select_packages(
 ) -> dict[str, Record]:
     """Return the packages of a local channel that have to be added to a published channel.
 
-    The rules are applied to all packages that the published channel would have, so that two
-    conflicting packages are refused even if they are published at different times, or from
-    different checkouts.
+    The rules for the packages themselves are applied to all packages that the published channel
+    would have, so that two conflicting packages are refused even if they are published at different
+    times, or from different checkouts.
 
     Args:
         channel: The local channel.
@@ -46,7 +46,8 @@ def select_packages(
 
     Raises:
         ForgeError: The local channel is empty.
-        Refused: A package breaks a rule. The message has every reason.
+        Refused: A package breaks a rule. The message has every reason. Only if there is none, it is
+            checked whether packages conflict, and the message has the first conflict.
     """
     records = channel.records()
     if not records:
@@ -104,7 +105,7 @@ def require_untested_name(folder: Path) -> None:
 
 
 def _build_faults(channel: LocalChannel, record: Record) -> Iterator[str]:
-    """Yield why the driver's note about its build does not allow to publish a package."""
+    """Yield why a package's index record or the note about its build forbids to publish it."""
     path = channel.path(record)
     if not path.is_file() or sha256_file(path) != record.sha256:
         yield "is missing or differs from its record in the index; ./forge rebuild its recipe"

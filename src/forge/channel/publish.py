@@ -34,7 +34,7 @@ from forge.project import SUBDIRS
 # The first file that is written into a new folder. It marks the folder as a published channel.
 WITHDRAWN = "withdrawn.json"
 PAGE = "index.html"
-GENERATOR = '<meta name="generator" content="strix-forge">'  # in each page that this program writes
+GENERATOR = '<meta name="generator" content="strix-forge">'  # tools/channel_page.py writes this tag
 HEADERS = "_headers"
 UNPATCHED = "repodata_from_packages.json"
 FORMS = (
@@ -89,8 +89,9 @@ class PublishedChannel:
     The methods that change the channel raise:
 
     - ForgeError if the folder is not a channel, or if another command is publishing to it
-    - Refused if a package breaks a rule of `gate`, or if the folder has a link or a foreign file
-    - Failed if the folder cannot be written, or if a published file has changed
+    - Refused if a package breaks a rule of `gate`, if the folder has a link, a pipe, a device or a
+      foreign page, or if a withdrawn package would replace a different file
+    - Failed if the folder cannot be written, or if a published file is missing or has changed
 
     Attributes:
         folder: The folder.
@@ -101,7 +102,7 @@ class PublishedChannel:
 
     @property
     def withdrawn_folder(self) -> Path:
-        """The folder of withdrawn packages. It is outside the channel, so no server serves it."""
+        """The folder of withdrawn packages, outside of the folder that a server serves."""
         return self.folder.with_name(f"{self.folder.name}-withdrawn")
 
     def publish(self, source: LocalChannel, validated: Set[str] | None = None) -> list[str]:
@@ -217,7 +218,7 @@ class PublishedChannel:
             raise ForgeError(reason)
 
     def _require_plain(self) -> None:
-        """Raise Refused if the folder has a link, a pipe, or a page that we did not write."""
+        """Raise Refused if a folder has a link, pipe or device, or a page that we did not write."""
         for folder in (self.folder, self.withdrawn_folder):
             for path in [folder] if folder.is_symlink() else folder.rglob("*"):
                 mode = path.lstat().st_mode
