@@ -49,10 +49,10 @@ NVIDIA_WHEELS = "FORGE_NVIDIA_WHEELS"
 
 
 def require_compilers() -> None:
-    """Raise NotAttempted if this machine has no C or no C++ compiler."""
+    """Raise NotAttempted if this machine has no gcc or no g++."""
     missing = [name for name in ("gcc", "g++") if shutil.which(name) is None]
     if missing:
-        advice = "triton needs it at run time as well. On Debian: apt-get install g++"
+        advice = "triton needs gcc at run time as well. On Debian: apt-get install g++"
         raise NotAttempted(f"the host base needs {' and '.join(missing)}; {advice}")
 
 
@@ -109,7 +109,7 @@ class HostBaseMaker:
 
     @cached_property
     def _environment(self) -> dict[str, str]:
-        """The environment variables that the base's recipe reads."""
+        """The environment variables that the base's recipe reads, without the paths of wheels."""
         gcc = subprocess.getoutput("gcc -dumpfullversion 2>/dev/null")
         return {
             "FORGE_PYTHON": self.python,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convert a wheel to a conda package: lay out its files, and turn its requirements to match specs.
+"""Convert a wheel to a conda package: lay out files, and turn requirements into match specs.
 
 Only this module decides the contents of such packages. So if the module changes, the host base is
 made again.
