@@ -132,7 +132,7 @@ class _Members:
                 yield member
 
     def _is_selected(self, name: str) -> bool:
-        """Add the top folder of a regular file to `tops`; return whether to unpack the file."""
+        """Add the first part of a member's path to `tops`; return whether `only` selects it."""
         parts = Path(name).parts  # without `.`
         self.tops.update(parts[:1])
         if self._only is None:
@@ -140,7 +140,7 @@ class _Members:
         return "/".join(parts) in self._only or "/".join(parts[1:]) in self._only
 
     def _check(self, size: int, *names: str) -> None:
-        """Raise ValueError if a member is too large, or would be written outside of the folder."""
+        """Raise ValueError if a member leads out of the folder, or if all so far are too large."""
         self._remaining -= size
         if self._remaining < 0:
             raise ValueError(f"it unpacks to more than {limits.ARCHIVE_RATIO} times its size")

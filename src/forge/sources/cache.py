@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The cache of sources. A source is fetched and verified before a build, so builds do not download.
+"""The cache of sources. A source is fetched and verified before a build.
 
 In recipes, `url: ${{ pypi }}/FILE` means a file on PyPI whose package URL is in `extra.purls`. The
 file is fetched from the index in pip's configuration, which may be a mirror or a folder of wheels.
@@ -114,7 +114,7 @@ class SourceCache:
     def fetch(self, source: Source, progress: Progress) -> Path:
         """Fetch a source unless the cache has it, and return its path.
 
-        A partial download is continued.
+        A partial download of a file is continued; that of a git commit begins again.
 
         Raises:
             NotAttempted: No server sends the source.

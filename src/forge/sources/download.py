@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Download files, and list the files on pip's index, with pip's network configuration.
 
-`pip download` is not used, because for an sdist it runs setup.py, and that of flash-attn imports
-torch.
+`pip download` is not used here, because for an sdist it runs setup.py, and that of flash-attn
+imports torch. Only wheels of the host base are downloaded by pip: see hostbase/lock.py.
 """
 
 import ast
