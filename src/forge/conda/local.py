@@ -22,8 +22,8 @@ from forge.files import move_whole, sha256_file, write_text
 from forge.limits import read_bytes
 from forge.project import SUBDIRS
 
-# Prefix of the build string of a package that contains files of the machine it was built on, or
-# that was built against such a package.
+# Prefix of the build string of a package of the host base, and of a package that was built on that
+# base.
 HOST_BOUND = "hostbound_"
 # Prefix of the build string of a package that was made in a rehearsal; see docs/rehearsal.md.
 REHEARSED = "rehearsal_"
@@ -104,7 +104,7 @@ def write_index(folder: Path, **options: Any) -> None:
 
 
 class LocalChannel:
-    """A channel in a folder. For each package that the driver built, it has `forge/DIST.json`.
+    """A channel in a folder. For each package that was added by `add`, it has `forge/DIST.json`.
 
     Attributes:
         folder: The folder of the channel.
@@ -176,7 +176,7 @@ class LocalChannel:
         return all((self.folder / subdir / "repodata.json").exists() for subdir in SUBDIRS)
 
     def is_host_bound(self) -> bool | None:
-        """Return whether the packages are the host base's, or None if no package is indexed."""
+        """Return whether the packages are host-bound; None if the index is empty or damaged."""
         with contextlib.suppress(ForgeError):
             for record in self.records():
                 return record.build.startswith(HOST_BOUND)
@@ -208,7 +208,7 @@ class LocalChannel:
         self._write_pypi_names()
 
     def _write_pypi_names(self) -> None:
-        """Write each package's name on PyPI into the index. rattler-build does not write them."""
+        """Write each package's name on PyPI into the index. rattler's index_fs does not do that."""
         for path in self.folder.glob("*/repodata.json"):
             data = index.parse(read_bytes(path, limits.INDEX))
             has_changed = False
