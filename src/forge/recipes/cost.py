@@ -17,7 +17,8 @@ class Cost:
     If a recipe and the host base use the same wheel, its download counts only for the host base.
 
     Attributes:
-        download: GiB of sources and packages to download.
+        download: GiB of sources, and of wheels for the host base, to download. The packages of
+            conda-forge do not count.
         disk: GiB of disk during the build.
         memory: GiB of memory of the largest process.
         cpu_hours: CPU hours, summed over all cores.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Find all recipes, put them in build order, and decide by their content which have to be built.
 
-rattler-build skips a package if a package with the same name, version and build string exists. The
+A package counts as built if the channel has one with the same name, version and build string. The
 hash in the build string depends only on the variant. So the driver adds a variant key,
-`content_digest`, whose value is a digest of the recipe's content. Every recipe names this key under
-`build.variant.use_keys`. Thereby the hash (`h1234567`) changes together with the content.
+`content_digest`, whose value has a digest of the recipe's content. Every recipe names this key
+under `build.variant.use_keys`. Thereby the hash (`h1234567`) changes together with the content.
 """
 
 import graphlib

@@ -50,8 +50,9 @@ class Recipe:
             is left out, because it does not change a package.
 
     Raises:
-        ForgeError: The recipe does not render, lacks a file, or lacks the form of build string or
-            the digest variant that every recipe must have.
+        ForgeError: The recipe does not render, a file that it names is missing, a source would
+            leave its folder, or an output has another form of build string than required or lacks
+            the digest variant.
         NoPackage: The variants skip every output.
     """
 
@@ -231,7 +232,8 @@ def prepare(
         source: One of its rendered source mappings.
         cache: The cache with the source.
         folder: The build's folder for sources.
-        unpack_all: Unpack all files. If False, unpack only the files that the patches change.
+        unpack_all: Unpack all files. If False, and for a wheel, unpack only the files that the
+            patches change.
 
     Returns:
         The reason why a patch does not apply, or "".
@@ -289,7 +291,8 @@ def list_sources(recipe: Recipe) -> list[Source]:
     """List the sources of a recipe that have to be fetched.
 
     Raises:
-        ForgeError: A source lacks a sha256, a full commit, or a package URL.
+        ForgeError: A source lacks its URL and sha256 or its full commit, or a file on PyPI lacks a
+            package URL.
     """
     sources = []
     for source in recipe.sources:

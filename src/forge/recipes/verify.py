@@ -214,7 +214,7 @@ def _load_base(
 
 
 def _compare_index(package: Package) -> list[str]:
-    """Compare a package's info/index.json, for solvers and installers, with its rendered recipe."""
+    """Compare info/index.json, which solvers and installers read, with the rendered recipe."""
     recipe = package.rendered["recipe"]
     dependencies = package.rendered["finalized_dependencies"]["run"]
     stated = {
