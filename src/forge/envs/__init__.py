@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Lock and install the environments of stacks with py-rattler.
 
-Only used without pixi: if pixi is on PATH, forge.cli.stacks runs pixi instead.
+If pixi is on PATH and FORGE_NO_PIXI is not set, forge.cli.stacks runs pixi instead. It then uses
+this subpackage only to read manifests and to find folders.
 """

@@ -13,7 +13,7 @@ from forge.files import read_text
 from forge.project import SUBDIRS
 
 PLATFORM = "linux-64"
-# Maximum nesting of lists in a lock. rattler's parser takes minutes for thousands of levels.
+# Maximum nesting of brackets in a lock. rattler's parser takes minutes for thousands of levels.
 MAX_DEPTH = 50
 
 

@@ -28,12 +28,13 @@ from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
 from forge.files import hold, remove_if_unlocked, sha256_file, write_text
 
-# Each of these files in a prefix marks a complete installation. The first is written by this
-# module, the second by pixi, and the third by older versions of pixi.
+# Each of these files in a prefix marks a complete installation, except for a PIXI_STATE with the
+# content UNFINISHED. The first is written by this module, the others by pixi. Older versions of
+# pixi write only the third.
 INSTALLED_FROM = "conda-meta/installed-from"
 PIXI_STATE = "conda-meta/.pixi-environment-fingerprint"
 MARKS = [INSTALLED_FROM, PIXI_STATE, "conda-meta/pixi"]
-# The content of PIXI_STATE while pixi is installing.
+# The contents of PIXI_STATE before pixi has installed anything, and while it is installing.
 UNFINISHED = (b"", b"pixi:installing!")
 # Parts of the error messages for a server that does not answer, or answers incorrectly.
 NO_ANSWER = re.compile("error sending request|HTTP status|error decoding response|timed out")
@@ -147,6 +148,7 @@ class Workspace:
         """Install an environment from the lock, and check every package.
 
         An interrupted installation is removed and made again, because its records may be damaged.
+        The same applies to an installation by pixi.
 
         Args:
             environment: The name of the environment.
@@ -156,7 +158,7 @@ class Workspace:
             The number of packages.
 
         Raises:
-            ForgeError: There is no lock, or `cache.fill` has refused a package.
+            ForgeError: There is no lock, `cache.fill` has refused a package, or rattler fails.
         """
         records = self.locked(environment)
         prefix = self.prefix(environment)
@@ -226,8 +228,8 @@ def _yield_unfinished(prefix: Path) -> Iterator[Path]:
 def _make_gateway(channel_urls: list[str]) -> rattler.Gateway:
     """Return a gateway that reads conda-forge's index in shards, and other indexes as a whole.
 
-    rattler treats "304 Not Modified" without a date as an error when it requests a shard, and
-    Python's web server answers in this way. Shards are worthwhile only for the large index of
+    rattler treats "304 Not Modified" without `Last-Modified` as an error when it requests a shard,
+    and Python's web server answers in this way. Shards are worthwhile only for the large index of
     conda-forge.
     """
     unsharded = SourceConfig(sharded_enabled=False)
