@@ -128,7 +128,6 @@ def _explain_unsolved(
 
     rattler-build does not print the solver's error.
     """
-    # Imported only here, because this import takes a third of the start time of a child.
     from forge.conda.solve import solve
 
     test = package.tests[index]
@@ -150,14 +149,15 @@ def convert(
     subdir: str,
     output_dir: str,
 ) -> None:
-    """Convert wheels to packages in parallel, one process per core, the largest wheels first.
+    """Convert wheels to packages in CPU_COUNT processes, the largest wheels first.
 
     Args:
         wheels: The fields of a `Conversion` for each wheel.
         subdir: The folder for the packages.
-        output_dir: The folder of the job's file. Every job has this member, but this action does
+        output_dir: The folder of the job's file. `jobs.run_job` reads this member; this action does
             not use it.
     """
+    # Imported only here, because this import takes a third of the start time of a child.
     from forge.hostbase.wheels import Conversion
 
     conversions = [Conversion(**wheel) for wheel in wheels]

@@ -196,7 +196,8 @@ def resume(output: Path, job: Job) -> None:
 
     Two things are kept: the packages of the Pythons that were finished, and the work tree of the
     script that was running. The tree is moved to OUTPUT/stopped, where recipes/checks/stages.sh
-    finds it. Everything else is removed.
+    finds it. Other packages and WORK_FOLDERS are removed. If the folder is not of a stopped run of
+    the same job, all of it is removed.
     """
     trees = [mark.parent for mark in output.glob(MARKS)]
     stopped = output / STOPPED

@@ -41,7 +41,7 @@ class RunExports:
 
 
 def _download(url: str) -> dict[str, Exports]:
-    """Return the run exports by package file name; empty if the channel does not have the file."""
+    """Return the run exports by package file name; empty if the file cannot be downloaded."""
     compressed = io.BytesIO()
     limited = Limited(
         compressed,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Carry out a plan: fetch, build and test packages, two at a time, and add them to the channel.
+"""Carry out a plan: fetch sources, build and test two recipes at a time, and fill the channel.
 
-A package is built in `build/staging/NAME`. When it is complete and its tests have passed, one
-rename moves it into the channel. A run can therefore be interrupted or killed at any point. The
-next run keeps the packages in the channel and builds the other packages.
+A package is built in `build/staging/NAME`. When it is complete and its tests have passed, it is
+copied to a partial file in the channel, and renamed. A run can therefore be interrupted or killed
+at any point. The next run keeps the packages in the channel and builds the other packages.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ class Run:
         return self.costs.get(name, UNKNOWN)
 
     def require_needs(self, name: str) -> None:
-        """Raise NotAttempted if a recipe needs a package that this run has not built."""
+        """Raise NotAttempted if a recipe needs a package that is missing or that was not built."""
         lost = set(self.recipes.broken)
         for other, result in self.results.items():
             if result.state in (FAILED, NOT_ATTEMPTED):
@@ -103,7 +103,7 @@ class Run:
             raise NotAttempted(reason)
 
     def require_no_failure(self) -> None:
-        """Raise NotAttempted after a failure, unless the run keeps going."""
+        """Raise NotAttempted after a failed build or test, unless the run keeps going."""
         if self.keep_going:
             return
         for name, result in self.fetched.items():
@@ -168,8 +168,8 @@ class Builder:
         Args:
             recipes: All recipes.
             steps: The plan, or a part of it.
-            keep_going: Continue after a failure. Otherwise, the running builds are finished and
-                the remaining ones are not attempted.
+            keep_going: Continue after a failed build or test. Otherwise, the running builds are
+                finished and the remaining ones are not attempted.
             unsolvable: The names of recipes that are not attempted, with the reasons.
         """
         results = {}
@@ -430,7 +430,8 @@ def format_time_left(
         elapsed: Seconds since the first build began.
 
     Returns:
-        The end of a line, such as `, about 2 h 0 min left`; empty if the costs are unknown.
+        The end of a line, such as `, about 2 h 0 min left`; empty if the costs are unknown or
+        nothing is left.
     """
     cpu_hours = {BUILT: 0.0, FETCHED: 0.0}
     for name, result in fetched.items():
