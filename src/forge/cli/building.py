@@ -67,7 +67,7 @@ Dependents = Annotated[
 ]
 Only = Annotated[
     bool,
-    Option("--only", help="Build no other packages. Exit 3 if another one is needed."),
+    Option("--only", help="Build no other packages. Exit 3 if another one has to be built."),
 ]
 
 
@@ -103,7 +103,7 @@ def run_build(ctx: Context, request: Request) -> None:
     """Build the requested recipes and the recipes they need, and exit as `report` does.
 
     If conda-forge cannot satisfy a recipe's requirements, the recipe is skipped, and so are the
-    recipes that depend on it.
+    recipes that depend on it, except with `even_so`.
 
     Raises:
         NotAttempted: Nothing was fetched or built, because none of the recipes can be built, the
@@ -239,8 +239,8 @@ def print_costs(
 def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
     """Find the recipes whose requirements conda-forge cannot satisfy.
 
-    The result is empty on the host base, and if conda-forge does not answer. Otherwise every
-    environment is solved, which takes a minute or two.
+    The result is empty on the host base, if nothing has to be built, and if conda-forge does not
+    answer. Otherwise every environment is solved, which takes a minute or two.
 
     Returns:
         The name of each such recipe, with the reason.
@@ -311,8 +311,9 @@ def build_all(
 ) -> None:
     """Build every package that is not up to date. Interrupt it at any time: the next run resumes.
 
-    On the host base, packages whose sources are not on PyPI are reported as not attempted. They do
-    not fail the run, except with --strict.
+    Packages are reported as not attempted if conda-forge cannot satisfy their requirements, or, on
+    the host base, if it lacks a requirement or a source cannot be fetched. They do not fail the
+    run, except with --strict.
     """
     request = Request(
         None,
@@ -480,8 +481,8 @@ def status(context: typer.Context, as_json: Json = False) -> None:
 def status_row(ctx: Context, step: Step, output: Output) -> dict[str, Any]:
     """Return the row that `status` prints for an output.
 
-    Its `state` is built, outdated, not built or damaged. Damaged means that the file differs from
-    the index.
+    Its `state` is built, outdated, not built or damaged. Damaged means that the file is missing or
+    differs from the index.
     """
     row: dict[str, Any] = {
         "name": output.name,

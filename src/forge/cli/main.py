@@ -3,7 +3,7 @@
 
 Exit codes:
     0: Success. Also the code if the reader of the output ends early, as `head` does.
-    1: A build, test or installation failed.
+    1: A build, test, installation or check failed, or something was refused.
     2: The command line or the configuration is wrong.
     3: Something that was requested could not be attempted.
     75: The time of --stop-after is up.

@@ -39,7 +39,7 @@ Reason = Annotated[
 ]
 Untested = Annotated[
     bool,
-    Option("--untested", help="No GPU ran them; DIR's name must have the word untested."),
+    Option("--untested", help="No GPU ran the packages; DIR's name must have the word untested."),
 ]
 Validated = Annotated[
     Path | None,

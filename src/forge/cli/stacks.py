@@ -2,8 +2,8 @@
 """The commands for stacks: lock, install and run.
 
 They work on a copy of the stack in build/stacks. The manifest of the copy names the channels in
-use. If pixi is on PATH, the commands run pixi on that copy. Without pixi, the driver itself locks
-and installs, as far as builds and CI need it.
+use. If pixi is on PATH, the commands run pixi on that copy. Without pixi, or with FORGE_NO_PIXI=1,
+the driver itself locks and installs, as far as builds and CI need it.
 """
 
 import os
@@ -79,7 +79,8 @@ class Stack:
     def write(self, channel: str | None) -> None:
         """Write the copy's manifest.
 
-        On the host base, packages of ours that channel/ lacks are left out.
+        On the host base, packages of ours that channel/ lacks are left out, unless `channel` is
+        given.
 
         Args:
             channel: The address of the channel with our packages; None for channel/.
@@ -109,7 +110,7 @@ class Stack:
         self.print_left_out()
 
     def _find_unbuilt(self) -> set[str]:
-        """Return our packages that the stack names but that channel/ lacks, on the host base."""
+        """Return our packages that the stack names but channel/ lacks; none on conda-forge."""
         if not self.ctx.hostbase:
             return set()
         ours = _list_packages(self.manifest) & self.ctx.recipes.owner.keys()
@@ -204,12 +205,13 @@ def find_version(pixi: str) -> str:
 def lock(context: typer.Context, stacks: Names = None, channel: Served = None) -> None:
     """Lock the environments of stacks for this machine, in build/stacks/STACK/pixi.lock.
 
-    If pixi is on PATH, this runs `pixi lock`. If an environment cannot be solved, the command names
-    the requirement, locks the other environments, and exits with 1.
+    If pixi is on PATH, this runs `pixi lock`. Without pixi, or with FORGE_NO_PIXI=1, the driver
+    locks. If it cannot solve an environment, it names the requirement, locks the other
+    environments, and exits with 1.
 
-    On the host base, packages of ours that the channel lacks are left out and named. --variant
-    python=3.13 locks for that Python. Only pixi makes a lock for every machine: run `pixi lock` in
-    stacks/STACK.
+    On the host base, packages of ours that channel/ lacks are left out and named, unless --channel
+    is given. --variant python=3.13 locks for that Python. Only pixi makes a lock for every machine:
+    run `pixi lock` in stacks/STACK.
     """
     ctx: Context = context.obj
     names = stacks or list(_find_stacks(ctx))
@@ -273,7 +275,7 @@ def install(
     """Install an environment of a stack exactly as locked in build/stacks/STACK.
 
     If pixi is on PATH, this runs `pixi install --locked`, with pixi's checks of the packages. With
-    FORGE_NO_PIXI=1, the driver installs, with its own checks.
+    FORGE_NO_PIXI=1, or without pixi, the driver installs, with its own checks.
     """
     chosen = Stack(context.obj, stack)
     chosen.copy.require_locked()
@@ -303,7 +305,7 @@ def run(
     words: Words,
     environment: Environment = "default",
 ) -> None:
-    """Run a command in an installed environment. If pixi is on PATH, it can be a task as well."""
+    """Run a command in an installed environment. If pixi runs it, COMMAND can also be a task."""
     chosen = Stack(context.obj, stack)
     command = chosen.pixi("run", "--as-is", "-e", environment, "--", *words)
     if command:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The commands for sources, patches and versions, and for testing and linting this repository."""
+"""The commands for sources, patches and versions, for the demo, and for work on this repository."""
 
 import subprocess
 import sys
@@ -60,7 +60,8 @@ Check = Annotated[
     bool,
     Option("--check", help="Write nothing."),
 ]
-# All tests of a file run in the same worker, because they share the results of fixtures.
+# All tests of a group run in the same worker, because they share the results of fixtures. Most
+# groups are files; tests/conftest.py makes the groups.
 PYTEST = ["pytest", "--dist", "loadgroup", "--no-loadscope-reorder"]
 LINTERS = [
     "ruff format --check .",
@@ -180,11 +181,12 @@ def verify(context: typer.Context, packages: OptionalPackages = None) -> None:
 
 @app.command(cls=ForgeCommand)
 def outdated(context: typer.Context, packages: OptionalPackages = None) -> None:
-    """List the newest release of every package whose upstream publishes a list of releases.
+    """List every package with the newest release, if its upstream publishes a list of releases.
 
-    Then list the versions with which upstream builds the newest releases, and the state of the
-    issues and pull requests that patches name. Exit 1 if there is a newer release or a merged pull
-    request; otherwise 3 if an upstream was unreachable.
+    Then list the versions with which upstream builds the newest releases and, without PACKAGES, the
+    state of the issues and pull requests that patches name. Exit 1 if there is a newer release, or
+    if an issue or pull request was closed or merged and its patch does not mention that; otherwise
+    3 if an upstream was unreachable.
     """
     # Imported only here, because its imports take a fifth of the start time of every command.
     from forge import versions
@@ -311,7 +313,7 @@ def test(context: typer.Context, arguments: Arguments = None) -> None:
     ctx: Context = context.obj
     root = ctx.project.root
     arguments = arguments or []
-    # One worker more than cores, because some tests wait for servers that do not answer.
+    # One worker more than jobs, because some tests wait for servers that do not answer.
     workers = max_jobs() + 1
     command = [
         *(sys.executable, "-m", *PYTEST),
