@@ -135,7 +135,9 @@ def load(
         project: The checkout.
         name: The name of the base.
         replaced: Values that replace those in the variants files. A value of `python` may be a
-            number such as 3.13. If there is one, `python_min` becomes the lowest of these numbers.
+            number such as 3.13. If `python` is replaced, `python_min` becomes the oldest of these
+            Pythons, unless it is replaced too. On the host base, `python` always becomes the Python
+            that runs forge.
 
     Raises:
         ForgeError: A variants file is not readable, a key of `replaced` is in no variants file, or

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The demo: compile flash-attn's kernels for gfx1151, and execute them on this machine's CPU.
 
-The demo uses flash-attn's source with our patches, and those wheels of the host base that the
-validator needs. It makes no package. Its downloads go to build/sources, where builds use them too.
+The demo uses flash-attn's source with our patches, and those wheels of the host base that
+flash-attn, the validator and the emulator need. It makes no package. Its downloads go to
+build/sources, where builds use them too.
 """
 
 import json
@@ -55,14 +56,14 @@ def run(
     Args:
         project: The checkout.
         flash_attn: The recipe of flash-attn.
-        say: Called with a line for each stage.
+        say: Called with a line for each stage and for each downloaded wheel.
         progress: Called with the progress of downloads.
 
     Returns:
         The validator's record.
 
     Raises:
-        NotAttempted: pip cannot fetch a wheel, or there is no compiler.
+        NotAttempted: A wheel or flash-attn's source cannot be fetched, or there is no compiler.
         Refused: The hash of a file differs from the pinned one.
         Failed: A patch does not apply, or the validator ends without a record.
     """

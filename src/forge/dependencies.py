@@ -48,7 +48,7 @@ def insert_dependencies(text: str, pyproject: str) -> str:
 
 
 def _convert(requirement: str) -> str:
-    """Return a requirement as a line of a pixi table; empty if conda-forge lacks the package."""
+    """Return a requirement as a line of a pixi table; empty for a package of NOT_ON_CONDA."""
     parsed = Requirement(requirement)
     if parsed.name in NOT_ON_CONDA:
         return ""

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-# Patterns of credentials in URLs, each with its replacement. Repetitions are limited to some
-# thousand characters. Without the limit, the search in a very long word would take minutes, because
-# a match would be tried from each of its characters to its end.
+# Patterns of credentials in URLs, each with its replacement. Some repetitions are limited to 4000
+# or 40 characters. Without these limits, the search in a very long word would take minutes, because
+# a match would be tried from many of its characters to its end.
 SECRETS = (
     # https://USER:PASSWORD@HOST
     (r"(\w:/{1,2})[^/\s]+(@|%40)", r"\1"),
@@ -55,7 +55,9 @@ def remove_secrets(text: str, environment: Mapping[str, str]) -> str:
     Args:
         text: A log that other programs wrote.
         environment: The environment variables of these programs. If the name of a variable is that
-            of a secret, its value is removed wherever it occurs, even if line breaks split it.
+            of a secret, its value is removed wherever it occurs, even if line breaks split it. The
+            same holds for the credential in a URL in any variable. Values of fewer than
+            SHORTEST_SECRET characters are kept.
     """
     secrets = set[str]()
     for name, value in environment.items():
@@ -81,7 +83,8 @@ def _mask(secret: re.Match[str]) -> str:
 class ForgeError(Exception):
     """A usage or configuration error.
 
-    The message states the error, its place and what to do. It has no secrets and can be logged.
+    The message states the error, its place and what to do. Credentials in URLs are
+    removed from it.
     """
 
     exit_code = 2
@@ -100,7 +103,7 @@ def _escape(character: str) -> str:
 
 
 class Failed(ForgeError):
-    """A build, a test, an installation or a write did not succeed."""
+    """A build, test, installation or write did not succeed, or a file is damaged."""
 
     exit_code = 1
 

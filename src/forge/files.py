@@ -39,7 +39,7 @@ def digest_tree(
     Args:
         path: The file or folder.
         root: The checkout.
-        follow: Include the target of a link that leads out of the folder.
+        follow: Include the folder to which a link leads, unless that folder contains `path`.
         contents: For some files, bytes to hash instead of their content.
     """
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -151,7 +151,7 @@ def copy_whole(source: Path, target: Path) -> None:
 
 
 def move_whole(source: Path, target: Path) -> None:
-    """Move a file in one step. If that fails, raise Failed and leave the file at `source`."""
+    """Copy a file in one step, then remove `source`. If copying fails, raise Failed and keep it."""
     copy_whole(source, target)
     source.unlink()
 

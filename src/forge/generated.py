@@ -2,10 +2,10 @@
 """Generate the parts of pages and manifests that repeat facts from other files.
 
 - `extra` of each recipe states the state, cost and notes of its packages, and their names on PyPI.
-  README.md and pages of docs/ repeat the states, costs and notes. pixi reads no list of names from
-  another file, so every manifest that users copy repeats the names.
-- Manifests state the versions of our packages that they require.
-- README.md and docs/owner.md state the number of packages and the sums of their costs.
+  README.md and pages of docs/ repeat the states, costs and notes. Users copy a manifest without
+  other files, so every such manifest repeats the names.
+- Manifests, and pages with examples of manifests, state the versions of our packages.
+- README.md states the number of packages. It and docs/owner.md state the sums of their costs.
 - stacks/several.toml repeats the tables of three stacks, because pixi reads no tables from another
   file.
 - docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
@@ -168,7 +168,7 @@ def insert_versions(text: str, recipes: Mapping[str, Recipe]) -> str:
 
 
 def _read_host_costs(project: Project) -> list[Cost]:
-    """Return the cost of each recipe that the host base builds, in build order."""
+    """Return the cost of each recipe that was built on the host base, in build order."""
     base = bases.load(project, BaseName.HOST)
     recipes = RecipeSet(project, base).recipes
     built = [recipe for recipe in recipes.values() if package_tables.is_built_on_host(recipe)]

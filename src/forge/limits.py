@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Limits on the size of files and responses that are not trusted, and readers that apply them."""
+"""Limits on the size of files and responses that are not trusted, and code that applies them."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from forge.errors import Failed, ForgeError
 
 # Maximum bytes of a text file: a manifest, lock, recipe, patch or note.
 TEXT = 1 << 26
-# Maximum bytes of a channel's index, compressed or not. conda-forge's has less than half of that.
+# Maximum bytes of a repodata.json, and of a run_exports.json, compressed or not.
 INDEX = 1 << 29
 # Maximum bytes of a page of pip's index, decompressed.
 PAGE = 1 << 28
@@ -75,7 +75,7 @@ class Limited:
         self.excess = excess
 
     def write(self, data: bytes) -> int:
-        """Write `data` and return its length. Raise Failed if that exceeds the limit."""
+        """Write `data` and return its length. Raise Failed if all data so far exceed the limit."""
         self.remaining -= len(data)
         if self.remaining < 0:
             raise Failed(self.excess)

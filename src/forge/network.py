@@ -3,7 +3,7 @@
 
 Without the limits, a server that sends nothing or one byte a second would block a command for ever.
 py-rattler 0.27 reads pixi's configuration itself (rattler.Config, Client.from_config). Once the
-project uses that version, `_read_mirrors` and `client` can be removed.
+project no longer supports older versions, `_read_mirrors` and `client` can be removed.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ TIMEOUT_VARIABLE = "FORGE_TIMEOUT"
 def patience() -> int:
     """Return how many seconds a server may send nothing, or less than LOWEST_RATE.
 
-    The environment variable TIMEOUT_VARIABLE sets the number.
+    The environment variable FORGE_TIMEOUT sets the number. The default is 60.
     """
     text = os.environ.get(TIMEOUT_VARIABLE) or "60"
     if not text.isdecimal() or len(text) > 9 or not int(text):
@@ -73,8 +73,8 @@ class Pace:
 def _read_mirrors() -> dict[str, list[str]]:
     """Read [mirrors] from pixi's configuration files. Each returned URL ends with a slash.
 
-    As in pixi, a later file takes precedence. If a file names another store of credentials, this
-    function also sets AUTH_FILE.
+    As in pixi, a later file takes precedence. This function also sets the environment variable
+    RATTLER_AUTH_FILE to the first store of credentials that a file names, unless it is set already.
     """
     user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "pixi")
     home = Path(os.environ.get("PIXI_HOME") or Path.home() / ".pixi")
@@ -120,7 +120,7 @@ def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
     require_file(Path(os.environ.get(AUTH_FILE, "")))
     try:
         return networking.Client([retry, mirrors, authentication, oci], timeout=seconds)
-    except Exception as error:  # AuthenticationStorageError cannot be imported
+    except Exception as error:  # for example, AuthenticationStorageError
         reason = " ".join(str(error).split())
         raise ForgeError(f"credentials ({AUTH_FILE}, or in HOME): {reason}") from None
 

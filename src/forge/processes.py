@@ -14,7 +14,7 @@ from forge.errors import ForgeError
 PROC = Path("/proc")
 POLL_SECONDS = 0.1
 SESSION = "session"  # the file in a job's output folder that has the id of the job's session
-GRACE_SECONDS = 30.0  # time between SIGTERM and SIGKILL
+GRACE_SECONDS = 30.0  # longest time between SIGTERM and SIGKILL
 GIB_PER_JOB = 2.0  # peak memory of one C++ or HIP compiler process for code such as PyTorch's
 
 
@@ -51,8 +51,9 @@ def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
     """End a job: send SIGTERM to the processes that its engine started, then kill all that remain.
 
     On SIGTERM, ninja removes the files of unfinished steps, and ccache removes its temporary files.
-    All processes have GRACE_SECONDS to end. The engine is killed last, because it reads the output
-    of the script. Without this reader, SIGPIPE would end the script before it has cleaned up.
+    All processes have GRACE_SECONDS to end. The engine is killed only after that, because it reads
+    the output of the script. Without this reader, SIGPIPE would end the script before it has
+    cleaned up.
 
     Args:
         engine: The engine's process, which leads its session and may have ended.

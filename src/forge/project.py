@@ -13,7 +13,7 @@ from forge.processes import kill_leftovers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUBDIRS: Final = ("linux-64", "noarch")
-# Folders that rattler-build makes in its output folder. With the staged files in them, they take
+# Folders that rattler-build uses in its output folder. With the staged files in them, they take
 # more than twice the disk of the packages.
 WORK_FOLDERS = ("bld", "build_cache", "src_cache")
 # Maximum number of characters in a checkout's path. The path of a conda prefix may have 255
@@ -21,14 +21,14 @@ WORK_FOLDERS = ("bld", "build_cache", "src_cache")
 LONGEST_PATH = 128
 # Characters with a special meaning in shells or in PATH.
 UNUSABLE_CHARACTERS = set(':`$"\\\n')
-# An environment variable that recipes read with env.get: a folder for compiler caches. It is
-# outside the build folder, so that a killed build of hours can use what it has compiled. The
-# variable is empty if there is no such folder.
+# An environment variable that recipes read with env.get: the folder for compiler caches. It is
+# outside the job's output folder, so that after a killed build of hours, the next build can use
+# what was compiled. Without the driver, recipes read an empty value.
 FORGE_CACHE = "FORGE_CACHE"
 # Files in a job's output folder:
 # FAILED: The job failed. The folder is kept so that a person can look at it.
-# DONE: The first part of a file name, which a Python variant follows. The file lists the packages
-#     that were built for this Python.
+# DONE: The first part of a file name. The number of a Python variant follows, counted from 0. The
+#     file lists the packages that were built for this Python and the earlier ones.
 # STOPPED: The job was stopped. The next run of the same job continues in the folder.
 FAILED = "failed.json"
 DONE = "done-"
@@ -41,7 +41,8 @@ class Project:
     Attributes:
         root: The checkout.
         output_folder: A channel with all packages that were built and passed their tests.
-        build: The folder for everything else that the driver writes. It can always be deleted.
+        build: The folder for other files of the driver: logs, caches, the host base, and copies of
+            stacks with their environments. It can always be deleted.
         logs: A log for each recipe.
         sources: The cache of sources.
         staging: A folder for each recipe that is being built.
@@ -111,7 +112,8 @@ class Project:
     def find_leftovers(self) -> Iterator[Path]:
         """Yield the leftovers of killed builds that nothing uses any more.
 
-        The folders of builds that failed, were stopped, or have not been tested yet are kept.
+        The folders of builds that failed or were stopped are kept. If a build is complete but has
+        not been tested, its packages are kept, without WORK_FOLDERS.
         """
         for folder in self.staging.glob("*/"):
             packages = [path.relative_to(folder) for path in folder.glob("*/*.conda")]

@@ -41,7 +41,7 @@ class Row:
         recipe: The recipe.
         newest: The newest release that is neither yanked nor a pre-release; empty if unknown.
         state: "newer" if the release is newer than ours, "unreachable", or empty.
-        note: The place where the releases are listed, or an error.
+        note: The place where the releases are listed, why our version was yanked, or an error.
     """
 
     recipe: Recipe
@@ -81,7 +81,8 @@ def listed_at(recipe: Recipe) -> str:
     """Return the place where a recipe's upstream lists its releases.
 
     Returns:
-        "PyPI", the URL of a repository, or an empty string if the package has no upstream.
+        "PyPI", the URL of a repository, or an empty string if the package has no upstream of
+        its own.
     """
     purls = parse_purls(recipe)
     if not purls:
@@ -164,7 +165,7 @@ def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
 def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Iterator[str]:
     """Yield a line for each version with which upstream builds its newest releases.
 
-    Only recipes with `extra.built_with` are included, since it names the file with these versions.
+    Only recipes with `extra.built_with` are included, since it names the files with these versions.
 
     Args:
         recipes: All recipes.
@@ -185,7 +186,7 @@ def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Ite
 
 
 def _unpack_release(recipe: Recipe, release: str, tree: Path, progress: Progress) -> None:
-    """Download another release of a recipe, and unpack the files that `extra.built_with` names.
+    """Download a release of upstream, and unpack the files that `extra.built_with` names.
 
     The hash of the download is not checked, because no build uses it.
     """
