@@ -42,7 +42,7 @@ pre { background: var(--soft); padding: .8rem; white-space: pre-wrap; overflow-w
   td:first-child { font-weight: bold } td:first-child::before { content: none }
 }
 """.strip()
-# Columns whose cells are never wrapped.
+# Columns whose cells are not wrapped on wide screens.
 SHORT = {"size", "GPU", "Python", "date"}
 # Descriptions of the words in a recipe's `extra.state.ran`.
 RAN = {
@@ -154,7 +154,7 @@ def find_python(record: dict[str, Any]) -> str:
 
 
 def find_gpu(record: dict[str, Any]) -> str:
-    """Return the GPU that a record names in its name, its build string or a constraint."""
+    """Return the GPU in a record's name, build string or constraints, or else `not bound`."""
     text = f"{record['name']} {record['build']}"
     named = re.search(r"gfx[0-9a-f]{3,4}(?![0-9a-z])", text)
     if named:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Write the tables of docs/models.md from the validator's table of models.
+"""Write the tables of docs/models.md from the validator's table of models and its tests' configs.
 
 PYTHONPATH=packages/strix-validate/src python tools/models_page.py
 """

@@ -4,9 +4,9 @@
 
     python3 tools/night.py [--to FOLDER] [--without-gpu]
 
-The packages, the channel, the logs and the archive are written to FOLDER, by default build/night.
-Every step is a `./forge` command that continues where it was stopped. So if this program is
-stopped, run it again. The archive is written before the first step and after each step.
+The packages, the channel, the steps' logs and the archive are written to FOLDER, by default
+build/night. If this program is stopped, run it again: all steps except validation continue where
+they were stopped. The archive is written before the first step and after each step.
 docs/owner.md states the time and the disk space that this program needs.
 """
 
@@ -196,7 +196,7 @@ class Night:
             gpu: Validate the stacks on the GPU.
 
         Returns:
-            Whether all steps succeeded.
+            Whether all steps of ./forge succeeded.
         """
         forge = [*FORGE, "--output", str(self.packages)]
         self.step("commit", "git", "-C", str(ROOT), "rev-parse", "HEAD")
@@ -303,7 +303,10 @@ def find_obstacle(folder: Path, gpu: bool) -> str:
 
 
 def main() -> int:
-    """Run the night. Return the exit code: 1 if a step failed, 3 if the night cannot start."""
+    """Run the night, and return the exit code.
+
+    It is 1 if a step failed or the night was interrupted, and 3 if the night cannot start.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--to",

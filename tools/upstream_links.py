@@ -4,9 +4,10 @@
     python tools/upstream_links.py [FOLDER_OF_PATCHES]
 
 There is a line for each link in the `Upstream-Status` of a patch. If a pull request was merged, the
-line also has the release. Exit 1 if an issue or pull request was merged or closed but its patch
-calls it open; otherwise exit 3 if GitHub did not answer a request. GH_TOKEN raises GitHub's limit
-of 60 requests an hour. GITHUB_API_URL is the address of GitHub's API, as in a workflow.
+line also has the release. Exit 1 if an issue or pull request was merged or closed, and its patch,
+with the status Pending or Submitted, does not mention that; otherwise exit 3 if GitHub did not
+answer a request. GH_TOKEN or GITHUB_TOKEN raises GitHub's limit of 60 requests an hour.
+GITHUB_API_URL is the address of GitHub's API, as in a workflow.
 """
 
 import json
@@ -161,8 +162,8 @@ def is_news(patch: Path, status: str, link: str, state: str) -> bool:
 
     Args:
         patch: The patch.
-        status: The first word of its Upstream-Status. A Backport was already merged, so its state
-            is never news.
+        status: The first word of its Upstream-Status. Only for Pending and Submitted, a state can
+            be news. A Backport, for example, was already merged.
         link: The link.
         state: The state of the link's target.
     """
