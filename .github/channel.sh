@@ -16,7 +16,7 @@ export GH_REPO=${GITHUB_REPOSITORY:?}
 if [[ $name != *untested* || ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] ||
     ! git check-ref-format "refs/tags/$name/noarch"; then
     echo "::error::CHANNEL_UNTESTED has to contain 'untested', in lower case. It has to be valid as a git tag," \
-        "and consist of letters, digits, '.', '_' and '-'. It is '$name'" >&2
+        "consist of letters, digits, '.', '_' and '-', and begin with a letter or digit. It is '$name'" >&2
     exit 2
 fi
 text="Untested: no package of this channel has run on a gfx1151 GPU. They were built and tested without one, for AMD

@@ -4,8 +4,9 @@
 
 Standard input is the output of `./forge plan --json`. The output has a line JOB=RECIPES for each
 job that has recipes; other jobs are skipped. The jobs are `aotriton`, `pytorch`, `sdk` (all other
-recipes that do not need PyTorch), and `layer1`, `layer2` and so on. The recipes of a layer need
-only recipes of earlier layers. The value of a layer is a JSON list, because its job is a matrix.
+recipes that need neither AOTriton nor PyTorch), and `layer1`, `layer2` and so on. The recipes of a
+layer need only recipes of these three jobs and of earlier layers. The value of a layer is a JSON
+list, because its job is a matrix.
 """
 
 import json
