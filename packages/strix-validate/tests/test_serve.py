@@ -194,7 +194,7 @@ def test_without_vllm_or_gpu_it_is_skipped_with_the_reason(device, missing, monk
     for result in results:
         assert result.reason in (
             "vllm is not installed",
-            "strix-validate starts vLLM only on a GPU, and torch finds no GPU",
+            "strix-validate starts vLLM only on a GPU, and this run uses no GPU",
         )
         assert skips.judge(result, Device(type="cpu", architecture="x86_64")).state is State.SKIPPED
 

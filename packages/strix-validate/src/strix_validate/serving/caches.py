@@ -26,11 +26,11 @@ from strix_validate.serving.judges import (
 
 #: Tokens that prompts share, besides _BEYOND_BLOCK: the largest block that vLLM 0.33 uses in the
 #: cache of a common hybrid model. If a server reports the size of its block, prompts share at least
-#: two blocks.
+#: two blocks, unless the context is too short.
 _SHARED = 2144
-#: Number of tokens that prompts share after the last whole block of the cache.
+#: Number of tokens that prompts share beyond _SHARED or two blocks, whichever is more.
 _BEYOND_BLOCK = 64
-#: Number of tokens of the question that follows a shared beginning.
+#: Maximum number of tokens of the question that follows a shared beginning.
 _TAIL = 24
 #: Number of tokens that each request generates.
 _GENERATED = 24
@@ -45,7 +45,7 @@ _VARIANTS = 4
 _LAST = 32
 #: Number of tokens of the short prompt with which the end of the context is compared.
 _SHORT_PROMPT = 1024
-#: Number of prompt tokens that vLLM reads in a step by default.
+#: Prompt tokens that a vLLM server reads in a step by default, with 70 to 160 GiB of GPU memory.
 _STEP = 8192
 #: Bytes of a logit in 16 bits and of its log probability in 32 bits.
 _LOGIT_BYTES = 6
@@ -109,7 +109,9 @@ def shared_length(context: int, block: int) -> int:
     length = max(_SHARED, 2 * block) + _BEYOND_BLOCK
     room = context - 2 * _TURN - 2 * _TAIL if context else length
     if room < min(length, block + _BEYOND_BLOCK):
-        raise CannotRun(f"the server's context of {context} tokens is shorter than a cache block")
+        raise CannotRun(
+            f"the server's context of {context} tokens is shorter than a cache block plus answers"
+        )
     return min(length, room)
 
 
@@ -396,7 +398,7 @@ def _can_score(pages: Pages, context: int) -> bool:
 
 
 def _complete_passage(server: Endpoint, pages: Pages, length: int) -> _Completion:
-    """Let the server complete a prompt of `length` tokens that ends with a repeated passage."""
+    """Let the server complete a repeated passage; prompt and answer have `length` tokens in all."""
     passage = pages.take(_PASSAGE)
     tokens = [
         *pages.prompt(length - 2 * _PASSAGE),

@@ -296,7 +296,7 @@ def judge_reply_stream(
 ) -> None:
     """Require that a streamed chat has the same text, calls and counts.
 
-    If the stream has another token at a near tie, both answers are requested again.
+    If they differ, which a near tie can cause, both are requested again, at most twice.
 
     Args:
         server: The server.

@@ -9,7 +9,7 @@ from strix_validate.checks import CannotRun, CheckFailed
 from strix_validate.serving import caches, judges
 from strix_validate.serving.endpoint import Endpoint
 
-#: Rounded numbers of tokens that the server reads and generates for each check, with an empty
+#: Rounded numbers of tokens that the server reads and generates for each check, without a prefix
 #: cache. A reasoning model generates up to 1,024 more tokens in each answer of a chat.
 _COSTS = {
     "url-text": (1_200, 1),

@@ -56,9 +56,9 @@ class Generation:
     """An answer of /v1/completions.
 
     Attributes:
-        prompt: Token ids of the prompt.
+        prompt: Token ids of the prompt; empty in a stream.
         tokens: Token ids of the answer.
-        logprobs: Log probability of each token of the answer, in nats.
+        logprobs: Log probability of each token of the answer, in nats; empty in a stream.
         text: Text of the answer.
         finish: Reason for the end ("finish_reason").
         usage: Values of COUNTS.
@@ -183,7 +183,7 @@ class Endpoint:
             **parameters: Further keys of the request, such as sampling parameters.
 
         Raises:
-            CannotRun: The server does not return token ids, as vLLM does.
+            CannotRun: The server, unlike vLLM, does not return token ids.
         """
         return self.generate_choices(prompt, number, limit, **parameters)[0]
 
@@ -276,7 +276,7 @@ class Endpoint:
         """Score tokens with the server's prefill.
 
         Args:
-            prompt: Text or token ids.
+            prompt: Text or token ids; with tokens, token ids.
             tokens: Tokens after the prompt. If None, the prompt's own tokens except the first.
             listed: How many of the likeliest tokens are listed at each place.
 

@@ -80,7 +80,7 @@ _LETTERS_PER_TOKEN = 8
 
 
 def read_known_text() -> str:
-    """Return five pages that every model was trained on: Lincoln, Dickens, Austen and others."""
+    """Return six passages that every model was trained on, from Lincoln, Austen and others."""
     return (files(__package__) / "known_text.txt").read_text()
 
 
@@ -510,7 +510,7 @@ def judge_stream(
 ) -> dict:
     """Require that a stream has the same text, tokens and usage, in parts.
 
-    If the stream has another token at a near tie, the stream is judged by its own tokens.
+    If the stream has another token at a near tie, both answers are requested again, at most twice.
     """
     for _ in range(3):
         answer = server.generate(prompt, number)
@@ -620,7 +620,7 @@ def judge_questions(server: Endpoint, num_required: int) -> dict:
 
 
 def _last_number(text: str) -> int | None:
-    """Return the last number in an answer; None if the answer has no number."""
+    """Return the last number after "answer is" or "####", else the last number; None if none."""
     text = text.replace(",", "")
     numbers = re.findall(r"(?:answer is|####)\D{0,9}?(-?\d+)", text) or re.findall(r"-?\d+", text)
     if not numbers:

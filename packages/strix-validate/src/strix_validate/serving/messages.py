@@ -80,7 +80,7 @@ def chat(
         **parameters: Further keys of the request.
 
     Raises:
-        CannotRun: The server has no chat.
+        CannotRun: The server has no chat, or the model has no chat template.
     """
     body = _body(messages, number)
     body |= {"logprobs": True, "top_logprobs": 1}

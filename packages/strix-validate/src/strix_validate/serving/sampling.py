@@ -66,7 +66,8 @@ def judge_sampling(server: Endpoint) -> dict:
     """Require that temperature, top_k, top_p, min_p, n, seeds and logit_bias have their effects.
 
     Raises:
-        CannotRun: No prompt has several likely next tokens, as with random weights.
+        CannotRun: No prompt has several likely next tokens, as with random weights; or the server
+            refuses sampling parameters, or lists no log probabilities.
     """
     prompt, probabilities = _choose_prompt(server)
     settings = _list_settings(probabilities)

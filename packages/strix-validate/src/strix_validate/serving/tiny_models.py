@@ -2,11 +2,11 @@
 """Create small random models in the formats that people serve, without a network or a GPU.
 
 Quantized weights have the layout of their format, and a GGUF file has the layout of llama.cpp's
-converter; transformers writes the other files. The reference is transformers' output in float32
-with the same weights, dequantized.
+converter. All else, such as config.json, is as transformers writes it. The reference is
+transformers' output in float32 with the same weights, dequantized.
 
 torch is imported only inside functions, because the checks of a running server need no torch, but
-are listed with this module's table.
+their tier imports this module.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ class ServerCheck:
     """A check of a server.
 
     Attributes:
-        judge: Returns the measured values, or raises CheckFailed. Its arguments are the server and,
-            for some checks, further values; see strix_validate.tiers.serve.
+        judge: Returns the measured values, or raises CheckFailed. For a tiny model, its argument is
+            the session. For a user's server, its arguments are the server and, for some checks,
+            further values; see strix_validate.tiers.serve.
         reason: The bug that the check would catch, with a link. The first sentence is its title.
     """
 
@@ -124,7 +125,7 @@ def _load_check(load: int) -> ServerCheck:
 USER_CHECKS: dict[str, ServerCheck] = {
     "url-text": _users_check(
         judges.judge_text,
-        "a text that every model knows is likely, in each part of its 1,200 tokens. A model with "
+        "a text that every model knows is likely, in each window of 256 tokens. A model with "
         "random weights passes checks that compare it with itself: "
         "https://github.com/vllm-project/vllm/issues/15730",
     ),
@@ -137,7 +138,7 @@ USER_CHECKS: dict[str, ServerCheck] = {
     ),
     "url-long-together": _users_check(
         caches.judge_long_pairs,
-        "each prompt of 2,144 tokens gets its own answer, when each is sent twice at once. The "
+        "each prompt of about 2,200 tokens gets its own answer if each is sent twice at once. The "
         "answers of long prompts were swapped: https://github.com/ggml-org/llama.cpp/issues/27579",
     ),
     "url-prefix": _users_check(
@@ -189,7 +190,7 @@ USER_CHECKS: dict[str, ServerCheck] = {
     ),
     "url-tools": _users_check(
         structures.judge_tools,
-        "a tool call is in tool_calls and follows the tool's schema, and is not text: "
+        "a tool call is in tool_calls with the arguments that the model wrote, and is not text: "
         "https://github.com/lemonade-sdk/lemonade/issues/2977",
     ),
     "url-schema": _users_check(

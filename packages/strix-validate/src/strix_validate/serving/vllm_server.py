@@ -85,7 +85,7 @@ class ServerSession:
     """The model, its offline output, and the server. Each is created when it is first used.
 
     Attributes:
-        device: "cuda", or another name if torch has no GPU.
+        device: "cuda", or another name if the run uses no GPU.
         start_limit: Seconds within which the server must answer.
         stop_limit: Seconds within which the server must end.
         model: A folder to serve instead of the tiny model.
@@ -114,13 +114,13 @@ class ServerSession:
             *plugins: Further modules to require.
 
         Raises:
-            CannotRun: A module is not installed, or torch finds no GPU.
+            CannotRun: A module is not installed, or the run uses no GPU.
         """
         for name in ("vllm", "transformers", *plugins):
             if importlib.util.find_spec(name) is None:
                 raise CannotRun(f"{name} is not installed")
         if self.device != "cuda":
-            raise CannotRun("strix-validate starts vLLM only on a GPU, and torch finds no GPU")
+            raise CannotRun("strix-validate starts vLLM only on a GPU, and this run uses no GPU")
 
     @_computed_once
     def folder(self) -> Path:
