@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check the output and gradients of attention: torch's backends, flash-attn and vLLM."""
+"""Check attention by torch and flash-attn, and the kernels of vLLM and other packages."""
 
 import os
 import sys

@@ -2,7 +2,8 @@
 """Check which attention backends this torch has, and whether each one runs.
 
 On a ROCm build with a gfx1151 device, torch must use AOTriton, flash attention must be usable, and
-a call that forces flash attention must execute. On other devices, most checks only report.
+a call that forces flash attention must execute. On other devices, some checks are skipped, and
+others require less.
 """
 
 import importlib.util
@@ -42,7 +43,7 @@ HARMFUL = {
         "makes the GPU report another chip, which causes memory faults and slow code"
     ),
     "TORCH_ROCM_FA_PREFER_CK": "selects CK's attention, which has no gfx11 kernels",
-    "AMD_SERIALIZE_KERNEL": "makes the host wait after every kernel",
+    "AMD_SERIALIZE_KERNEL": "makes the host wait for every kernel",
     "PYTORCH_NO_HIP_MEMORY_CACHING": "makes torch allocate memory anew for every tensor",
 }
 #: Prefixes of the environment variables that are recorded.
@@ -67,8 +68,8 @@ _EXECUTION_REASONS = {
         "It was broken in nightly builds: https://github.com/lhl/strix-halo-testing"
     ),
     "math": (
-        "The math backend executes if no other backend is allowed. The others are compared with "
-        "it, so it must run on any device: https://github.com/ROCm/aotriton/issues/210"
+        "The math backend executes if no other backend is allowed. torch falls back to it, so it "
+        "must run on any device: https://github.com/ROCm/aotriton/issues/210"
     ),
     "default": (
         "Attention with torch's own choice of backend executes, and its output is not zero "
@@ -234,7 +235,7 @@ def preferred(options: RunOptions) -> dict:
 def compiled_in(options: RunOptions) -> dict:
     """This torch was built with flash attention.
 
-    Builds without USE_FLASH_ATTENTION have only the math backend, which is up to 19 times slower:
+    Builds without USE_FLASH_ATTENTION can fall back to math, which is up to 19 times slower:
     https://github.com/ROCm/legacy-rocm-build/issues/6034
     """
     need_gpu(options, "only a GPU's attention backends are checked")

@@ -5,7 +5,7 @@ Only the operations of matrix products count, and a multiply-add counts as two. 
 4·B·H·D·pairs (q k^T and weights·v), where pairs is S·S, or S·(S+1)/2 with a causal mask. A backward
 pass has 2.5 times as many: five products instead of two, because the scores are recomputed. The
 well-known script for this chip counts twice as many operations. Decoding is bound by memory, so
-its rate is the rate at which keys and values are read.
+the rate at which keys and values are read is recorded too.
 """
 
 import contextlib
@@ -111,8 +111,8 @@ _TOKENS = {"decode": 16, "prefill": 2048}
 _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
 #: Sizes at which the math backend takes seconds. Only a full run measures them.
 _LARGE = ("large", "xlarge", "large128", "gqa")
-#: Minimum speed of flash attention divided by the speed of the math backend. This applies to the
-#: sizes in _LARGE, where the scores fill memory.
+#: Minimum speed of flash attention's forward pass divided by that of the math backend. This applies
+#: to the sizes in _LARGE, where the scores fill memory.
 _MIN_SPEEDUP = 1.5
 #: Allowed relative difference between the two timers' times of the same call.
 _TIMER_TOLERANCE = 0.05
@@ -142,7 +142,7 @@ def _cases() -> Iterator[tuple[str, str, str]]:
             # A decoding step has one query, which sees all keys, so it has no causal case.
             if work.queries and mask == "causal":
                 continue
-            # For prompts, vLLM has only causal attention.
+            # For prompts, vLLM's attention is measured with a causal mask only.
             if not work.queries and mask == "full" and route == "vllm":
                 continue
             yield route, size, mask
@@ -165,7 +165,7 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
     for route, size, mask in cases:
         check = Check(
             f"bench/{route}/{size}-{mask}",
-            f"{route} {SIZES[size].shapes()[:2]} {mask}: forward and backward",
+            f"{route} {SIZES[size].shapes()[:2]} {mask}: time and rate of each pass",
             "a speed-up that is claimed but not measured, or a rate that counts twice as many "
             "operations as there are: "
             "https://github.com/lhl/strix-halo-testing",
@@ -270,7 +270,7 @@ class RouteTimes:
     Attributes:
         forward: Time of the forward pass.
         backward: Time of the backward pass; None if it was not measured.
-        memory_mib: Peak of the GPU memory of both passes in MiB; None if it was not measured.
+        memory_mib: Peak of the GPU memory of all passes in MiB; None if it was not measured.
     """
 
     forward: Timing
@@ -451,7 +451,7 @@ def _beside_published(
 
 _TIMER = Check(
     "bench/timer",
-    "the timer agrees with triton.testing.do_bench within 5 %",
+    "the timer agrees with triton.testing.do_bench within 5 %, for calls of more than 0.2 ms",
     "a timer that does not synchronise, and so measures launches instead of kernels: "
     "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
 )

@@ -25,7 +25,7 @@ def checks() -> list[Check]:
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check.
 
-    This needs libLLVM, and a package or vLLM's source. It needs no GPU.
+    This needs libLLVM, triton, and a package or vLLM's source. It needs no GPU.
     """
     yield from package_checks.run("emulated", selected, options, "emulate", judge)
 

@@ -73,7 +73,11 @@ def _inspect_all(answer: triton_modes.CallAnswer) -> tuple[dict[str, dict], list
 
 
 def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
-    """Fail if a kernel of flash-attn did not compile, lacks WMMA, or does not fit gfx1151."""
+    """Judge a call of flash-attn.
+
+    Each kernel must compile and fit gfx1151. The kernels that multiply matrices must use WMMA, and
+    there must be one for each pass.
+    """
     facts, faults = _inspect_all(answer)
     multiplying = {}
     for name, fact in facts.items():

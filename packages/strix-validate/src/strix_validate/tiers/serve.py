@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check that vLLM 0.26 to 0.33 generates and serves, with small random models and no network.
 
-vLLM first generates offline, then `vllm serve` runs on a free port. Each of these stages is one
-child process whose results the checks read. If a stage fails, its checks fail too, with the last
+vLLM first generates offline, then `vllm serve` runs on a free port. Each of these stages is a child
+process whose results the checks read. If a stage fails, its checks fail too, with the last
 lines of its log as the reason. With --url, other checks run instead, on a server that is already
 running. With --model alone, they run on a server that is started for this model folder.
 """
@@ -230,7 +230,7 @@ def graphs(session: ServerSession) -> dict:
 def attention_backend(session: ServerSession) -> dict:
     """The server's log names the attention backend that it chose, and this is not ROCM_ATTN.
 
-    ROCM_ATTN, the default of AMD GPUs, decodes 7 times slower than TRITON_ATTN on gfx1151:
+    ROCM_ATTN, upstream's default for AMD GPUs, decodes 7 times slower than TRITON_ATTN on gfx1151:
     https://github.com/ROCm/vllm/issues/994
     """
     log = read_log(session.server.log)
