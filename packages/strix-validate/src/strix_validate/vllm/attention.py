@@ -175,8 +175,8 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
 
     Args:
         randn: Draws the numbers.
-        lengths: (queries, keys) of each sequence. If no sequence has more than eight queries, the
-            keys are split (3d).
+        lengths: (queries, keys) of each sequence. vLLM splits the keys (3d) if there are few
+            sequences, and none has more than eight queries (more than one without a causal mask).
         fp8: Whether keys and values are stored as e4m3, with a scale each.
         scale: Scale of the scores; None is 1 / sqrt(head_dim).
         alibi: Whether ALiBi's bias is added to the scores.

@@ -2,7 +2,8 @@
 """vLLM's fused mixture of experts as its server launches it, with the tuned tables of this GPU.
 
 This module follows vllm/model_executor/layers/fused_moe/experts/triton_moe.py. A layer has two
-products. The router's weights are applied to the result of the second product.
+products. The router's weights are applied to the result of the second product, unless the model
+applies them to the layer's input (Llama 4).
 """
 
 import importlib
@@ -296,7 +297,10 @@ def assign(
     dtype_name: str | None,
     block: list | None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the rows and the expert of each tile. sort_by_expert replaces vLLM's HIP code.
+    """Return the result of vLLM's _prepare_expert_assignment; see sort_by_expert.
+
+    sort_by_expert replaces vLLM's HIP code. If vLLM does not sort the pairs, the first tensor is
+    None.
 
     Args:
         module: vLLM's module MOE_MODULE.

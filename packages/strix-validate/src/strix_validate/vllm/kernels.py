@@ -172,8 +172,9 @@ def moe(  # noqa: PLR0913 (the options of a case)
 ) -> tuple[VllmCall, Expected]:
     """Build a call of invoke_fused_moe_triton_kernel with the default tiles.
 
-    The kernel multiplies each token by the weights of its experts. If there are few tokens for the
-    number of experts, vLLM does not sort the tokens by expert.
+    For int4, it is a call of invoke_fused_moe_wna16_triton_kernel. The kernel multiplies each token
+    by the weights of its experts. If there are few tokens for the number of experts, vLLM does not
+    sort the tokens by expert, unless the weights are int4.
 
     Args:
         randn: Draws the numbers.

@@ -3,7 +3,7 @@
 
 This module follows _forward_core and _forward_core_decode_non_spec in
 vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py. vLLM uses this code on gfx1151,
-because amd-aiter's kernels for decoding are for RDNA 4.
+because it uses amd-aiter's kernels for decoding on CDNA and RDNA 4 only.
 """
 
 import importlib
@@ -269,7 +269,8 @@ def delta_rule(
         tensors["blocks"][0] = 0
     if steep:
         tensors["bias"][0] = 100
-        # With this small factor of the gate, the state hardly decays despite the large bias.
+        # With this small factor of the gate, a token takes only a fifth of the state, despite the
+        # large bias.
         tensors["log"][0] = -6
     options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}
 

@@ -4,7 +4,8 @@
 The values that a kernel is compiled for are those of the models: head dims, experts per token,
 groups of weights and ranks. Numbers of tokens, experts and heads are as low as they can be without
 hiding faults, and sizes that only add tiles are shortened to the last tiles. A quick run includes a
-few cases of each table, which together contain each pair of values. A full run includes all.
+few cases of each table that are not expensive, which together contain each pair of these cases'
+values. A full run includes all.
 """
 
 from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ def _keep_distinct(candidates: _Candidates) -> dict[str, Candidate]:
 def _list_steps(layer: Attention) -> dict[str, _Lengths]:
     """Return the lengths of a prefill and of a decoding step.
 
-    The longest sequences have more keys than the window and than a block.
+    The longest sequences have more keys than the window and, except in hybrid models, than a block.
     """
     keys = layer.window + 30 if layer.window else 70
     return {
@@ -125,7 +126,8 @@ def _list_products(layer: Experts, step: str) -> _Candidates:
     """Yield the first and the second product of a layer."""
     if step == "decode":
         tokens = 1
-        # For one token, vLLM does not sort by expert if there are at least 4 * top_k experts.
+        # For one token, vLLM does not sort by expert if there are at least 4 * top_k experts and
+        # the weights are not int4.
         experts = 4 * layer.top_k
     else:
         tokens = 23

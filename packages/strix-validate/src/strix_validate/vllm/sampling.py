@@ -18,8 +18,8 @@ from strix_validate.triton.cases import Case, Expected, Randn
 from strix_validate.vllm.source import VllmCall
 
 _SAMPLE = "vllm.v1.worker.gpu.sample"
-#: Allowed deviation of a token's count, in standard deviations. It is exceeded by chance once in 2
-#: million runs.
+#: Allowed deviation of a token's count, in standard deviations. One token's count exceeds it by
+#: chance about once in 2 million runs.
 SIGMAS = 5.0
 #: Factor that spreads consecutive numbers over all bits of a seed.
 _SEED_FACTOR = 0x9E3779B97F4A7C1
@@ -154,7 +154,7 @@ def penalized(
         randn: Draws the numbers.
         vocabulary: Size of the vocabulary.
         prompt: Number of tokens of the longest prompt.
-        generated: Number of tokens of the output.
+        generated: Number of tokens of the output, plus five.
     """
     states = torch.tensor([3, 0, 2, 1])
     rows = torch.tensor([3, 3, 3, 0, 2, 1], dtype=torch.int32)
@@ -261,7 +261,8 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     logits.
     """
     rows = torch.tensor([2, 0, 1, 2], dtype=torch.int32)
-    # Number of tokens that min-p keeps in each row; 0 is all.
+    # Number of tokens that min-p keeps in each row; 0 is all. The last number is not used: that row
+    # has the threshold of the first row's state.
     kept_counts = (40, 0, 3, 700)
     logits = randn(len(rows), vocabulary) * 3
     temperature = torch.tensor([0.0, 1.0, 0.6])
@@ -546,8 +547,8 @@ COMPUTED = {
         "tokens with equal logits that are all kept, or all left out",
         **_FLOAT32,
     ),
-    # There are more rows than half of the GPU's workgroup processors, so the kernel does not split
-    # a row into parts. A row has several blocks.
+    # There are more rows than half of the GPU's workgroup processors, and the vocabulary is small,
+    # so the kernel does not split a row into parts. A row has several blocks.
     "top-p-alone": Case(
         partial(truncated, keys=(0,) * 12, nuclei=(30, 5, 12) * 4, gap=0.5),
         _TOP,

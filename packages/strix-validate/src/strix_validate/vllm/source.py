@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Import vLLM's Triton kernels from a folder of its source, without its compiled extension.
 
-The modules that define kernels and the functions that launch them are vLLM's own. The other modules
-that they import are replaced: vLLM's platform by one that describes a gfx1151, vLLM's wrapper of
-Triton by Triton, and all others by mocks. The replacements affect the whole process, so use this
-module in a child process only.
+The modules that define kernels, the functions that launch them and some helpers are vLLM's own. The
+other modules that they import are replaced: vLLM's platform by one that describes a gfx1151, vLLM's
+wrapper of Triton by Triton, and all others by mocks. The replacements affect the whole process, so
+call :func:`install` in a child process only.
 """
 
 import importlib
@@ -41,7 +41,7 @@ KERNELS = (
     NORM_MODULE,
     MXFP4_MODULE,
 )
-#: Modules whose functions the modules in KERNELS use; they are loaded from the source as well.
+#: Modules whose functions the modules with kernels use; they are loaded from the source as well.
 _HELPERS = (
     "vllm.envs",
     "vllm.utils.math_utils",
@@ -56,7 +56,7 @@ _HELPERS = (
     "vllm.v1.watermarking.prfs.base",
     "vllm.v1.watermarking.prfs.philox",
 )
-#: Modules and packages of sampling, MLA, linear attention, quantized products and LoRA. They are
+#: Modules and packages of sampling, MLA and other attention, quantized products and LoRA. They are
 #: loaded from the source, with all modules of a package.
 _FAMILIES = (
     "vllm.v1.sample.ops.topk_topp_triton",
@@ -80,7 +80,7 @@ _CLASSES = {
     f"{_MOE}.modular_kernel": ("FusedMoEExpertsModular", "FusedMoEExpertsMonolithic"),
     f"{_MOE}.experts.lora_experts_mixin": ("LoRAExpertsMixin",),
 }
-#: The module from which FLA's kernels import exp under another name.
+#: The module from which FLA's kernels import exp and log, which are other names of Triton's.
 _EXP = "vllm.third_party.flash_linear_attention.ops.op"
 #: Functions of vllm.platforms.rocm that return True on the GPU.
 _GPU_IS = ("on_gfx1x", "on_gfx11", f"on_{TARGET[:-1]}x", f"on_{TARGET}", "on_rdna")
@@ -109,7 +109,7 @@ def find(folder: Path | None) -> Path:
 
 
 def version(folder: Path) -> str:
-    """Return vLLM's version from the PKG-INFO of an sdist or from the installed metadata."""
+    """Return vLLM's version from an sdist's PKG-INFO or the installed metadata, or "unknown"."""
     for file in (folder / "PKG-INFO", *folder.glob("vllm-*.dist-info/METADATA")):
         if not file.is_file():
             continue
@@ -204,7 +204,7 @@ class _StandIn(types.ModuleType):
 
 
 def mock(name: str) -> types.ModuleType:
-    """Return a stand-in for a module of vLLM that kernels only import."""
+    """Return a stand-in for a module of vLLM that is not loaded from the source."""
     module: Any = _StandIn(name)
     for class_name in _CLASSES.get(name, ()):
         setattr(module, class_name, type(class_name, (), {}))
