@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks of torch's other libraries: matrix products, factorisations, convolutions and so on.
+"""Checks of libraries other than attention: matrix products, convolutions and so on.
 
-Each module lists its checks with their functions. The tier `libraries` runs each module in its own
-process.
+Each module lists its checks with their functions. The tier `libraries` runs each module, and each
+find mode of convolution, in its own process.
 """
 
 __all__ = [

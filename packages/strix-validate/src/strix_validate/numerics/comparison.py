@@ -25,8 +25,8 @@ RMS_FACTORS = {
     torch.bfloat16: 3.0,
 }
 
-#: Allowed mean signed error, in the unit of :func:`rms_bounds`. In float32, the allowed mean error
-#: is as large as the allowed root mean square error.
+#: Allowed mean signed error of a large tensor, in the unit of :func:`rms_bounds`. In float32, it is
+#: as large as the allowed root mean square error.
 DRIFT_FACTORS = {
     torch.float32: 10.0,
     torch.float16: 0.5,
@@ -78,7 +78,7 @@ def bounds(
     error of a correct kernel can be zero by chance, for example with a single key. This minimum is
     the same for all gradients: with one key, the gradients of q and k are zero, because their terms
     cancel, but these terms are as large as those of v's gradient. The unit is also at least
-    eps(float32) * max|terms|, the rounding of the sums, for a gradient that is computed alone.
+    eps(float32) * max|terms|, the rounding of the sums, because a gradient may be computed alone.
 
     lse is stored in float32 for any dtype. Its error is the relative error of the sum of weights. A
     kernel that rounds the weights first, or whose exp is only as precise as the dtype, is off by
@@ -124,7 +124,7 @@ def rms(x: Tensor) -> float:
 
 
 def rms_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the root mean square of the differences; infinite where :func:`max_error` is."""
+    """Return the root mean square of the differences; infinite for a NaN or an infinity."""
     error = _subtract(actual, expected)
     if not bool(error.isfinite().all()):
         return float("inf")
@@ -135,7 +135,7 @@ def drift(actual: Tensor, expected: Tensor) -> float:
     """Return the absolute value of the mean error or, if larger, of the mean error towards zero.
 
     The errors of a kernel that truncates instead of rounding have one sign, so their mean is large.
-    The errors of correct kernels cancel. The result is 0 if :func:`max_error` returns infinity.
+    The errors of correct kernels cancel. The result is 0 for a NaN or an infinity.
     """
     error = _subtract(actual, expected)
     if not error.numel() or not bool(error.isfinite().all()):
@@ -156,8 +156,8 @@ def rms_bounds(
     The unit of the bound is the error of `rounded`, the results of a correct kernel of the dtype.
     The unit is at least the error of storing the result: errors that are uniformly distributed up
     to eps / 2 * exact have a root mean square of this limit divided by sqrt(3). The unit is also at
-    least eps(float32) of the terms, the rounding of the sums. Where the exact value is zero, only
-    this minimum counts.
+    least eps(float32) of the terms, the rounding of the sums. For exact values of zero, storing has
+    no error, and only this minimum is above zero.
 
     Args:
         exact: Results in float64.

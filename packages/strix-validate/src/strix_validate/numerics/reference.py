@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compute reference attention: in float64, with a smaller dtype's rounding, or with magnitudes."""
+"""Compute attention, rope and products in float64, with rounding to a dtype, or with magnitudes."""
 
 import math
 from collections.abc import Callable
@@ -220,7 +220,7 @@ class _Weights:
     Attributes:
         weights: (batch, heads, seqlen_q, seqlen_k), without the sinks; 0 for a query without keys.
         scores: (batch, heads, seqlen_q, seqlen_k), or one more column for the sinks; -inf for a key
-            that the query does not see.
+            that the query does not see, unless the query sees no key.
         slope: Derivative of the softcap; 1 without one.
         visible: Boolean, which keys each query sees.
     """
@@ -291,10 +291,10 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
 
     In float64 this is the reference. In a smaller dtype it imitates a correct fused kernel of that
     dtype. It computes in float32, and rounds the values that such a kernel stores or passes to the
-    next matrix product: the weights, their gradients, and the results. With TERMS, each element is
-    a sum in float64 of the absolute values of the terms that are summed for it. Rounding errors are
-    in proportion to this sum. The output of a query that sees no key is zero, as in flash-attn and,
-    since version 2.5, in torch.
+    next matrix product: the weights, the gradients of the scores, and the results. With TERMS, each
+    element is a sum in float64 of the absolute values of the terms that are summed for it. Rounding
+    errors are in proportion to this sum. The output of a query that sees no key is zero, as in
+    flash-attn and, since version 2.5, in torch.
 
     Args:
         q: (batch, heads, seqlen_q, head_dim).
@@ -315,10 +315,10 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
         dtype: Precision of the result.
 
     Returns:
-        out, dq, dk and dv with the shapes of grad_out, q, k and v; and lse (batch, heads,
-        seqlen_q). They are on the device of q, in the working dtype. With an additive attn_mask
-        there is also dmask, its gradient before any sum over the dimensions that it was broadcast
-        to.
+        out, dq, dk and dv with the shapes of grad_out, q, k and v; and, if requested, lse (batch,
+        heads, seqlen_q). They are on the device of q, in the working dtype. With an additive
+        attn_mask there is also dmask, its gradient before any sum over the dimensions that it was
+        broadcast to.
 
     Raises:
         ValueError: kv_heads does not divide heads.
