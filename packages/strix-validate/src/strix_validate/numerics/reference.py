@@ -123,8 +123,9 @@ def with_sink(
 ) -> tuple[Tensor, ...]:
     """Turn normal numbers into inputs whose sums start with a term that outweighs all others.
 
-    Each later term is eps / 256 of the first one, and has the same sign. If a kernel keeps its sum
-    in 16 bits after each block of up to 64 terms, the contribution of each block is rounded away.
+    Each later term is about eps / 256 of the first one, and has the same sign. If a kernel keeps
+    its sum in 16 bits after each block of up to 64 terms, the contribution of each block is rounded
+    away.
 
     Args:
         q: Standard normal, (..., seqlen, head_dim), of the dtype under test.
@@ -171,7 +172,7 @@ def with_low_scores(q: Tensor, k: Tensor, level: float, scale: float) -> tuple[T
     Args:
         q: Standard normal, (..., head_dim), of the dtype under test.
         k: Like q.
-        level: The negative mean of the scores. A head with one massive activation has such scores.
+        level: The mean of the scores, below 0. A head with one massive activation has such scores.
         scale: Scale of the scores.
     """
     q = q.clone()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check whether this machine is ready for the GPU.
 
-A finding names a problem, its effect, and the command that fixes it. A finding of severity error
-fails its check. A warning is about a loss of speed, memory or stability; its check passes. This
-tier needs no torch. Source: ROCm's documentation, "AMD Strix Halo system optimization", 2026.
+A finding names a problem, its effect, and what fixes it, usually a command. A finding of severity
+error fails its check. A warning is about a loss of speed, memory or stability. The check passes
+with a warning, and with mere information. This tier needs no torch. Source: ROCm's documentation,
+"AMD Strix Halo system optimization", 2026.
 """
 
 from collections.abc import Callable, Iterator
