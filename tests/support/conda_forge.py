@@ -165,7 +165,7 @@ class Rendered:
         return self._to_specs(exports)
 
     def environments(self, recipe: str) -> Iterator[RecipeEnvironment]:
-        """Yield the build, host and run environments of a recipe, and equal environments once."""
+        """Yield a recipe's environments. Of equal build or host environments, yield only one."""
         visited = set()
         for output in self.by_recipe[recipe]:
             name = output["package"]["name"]

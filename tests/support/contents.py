@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check the files in the packages of a channel against the recipes.
 
-`MiniProject.forge` and the fixture `built` call the function `check` after each build. So every
-package that the tests build is checked.
+`MiniProject.forge` and the fixture `built` call the function `check` after each build.
 """
 
 import re
@@ -17,7 +16,9 @@ SITE = re.compile(r"^lib/python3\.\d+t?/(?=site-packages/)")
 
 
 def check(channel: Path) -> None:
-    """Require that no package of a channel has a fault, and that no two have the same file.
+    """Require that no package has a fault, and that no two have the same file.
+
+    Packages with the same name, and the files of package tests, are not compared.
 
     Raises:
         AssertionError: There are faults. The message lists all of them.

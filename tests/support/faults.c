@@ -9,12 +9,13 @@
  * is 0, SIGKILL is sent to the process. If ERRNO is negative, -ERRNO is the number of a signal that
  * is sent to the process, and the call is executed.
  *
- * FAULT_TRACE names a file to which each call appends a line, `KIND PATH`. Tests choose their cases
- * from these lines.
+ * FAULT_TRACE names a file to which each call whose path contains PART appends a line, `KIND PATH`.
+ * Tests choose their cases from these lines.
  *
- * FAULT_COUNT names a file of two ints that several processes share: the number of calls of all
- * these processes, and the process group of the first process. With FAULT_COUNT, SIGKILL is sent to
- * that group, and any other signal is sent to the leader of the group. */
+ * FAULT_COUNT names a file of two ints that several processes share: the number of calls with this
+ * KIND and PART, of all these processes, and the process group of the first process. With
+ * FAULT_COUNT, SIGKILL is sent to that group, and any other signal is sent to the leader of the
+ * group. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

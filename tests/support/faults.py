@@ -24,7 +24,7 @@ from typing import Any, Self
 
 SOURCE = Path(__file__).with_suffix(".c")
 DRIVER = Path(__file__).parents[2] / "src"
-KILL = 0  # The number in a fault that kills the process. Any other number is an errno.
+KILL = 0  # The number in a fault that kills the process. See faults.c for other numbers.
 LONGEST = 600  # Seconds after which a command is killed, because it is assumed to hang.
 
 

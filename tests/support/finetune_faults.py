@@ -6,9 +6,10 @@ line that it prints is a JSON object with these keys:
 
 - `whole`: the exit status and the output of the check without a fault;
 - `check`: the exit status of a shorter check for each fault in the training;
-- `four bits`: the exit status of that check for each fault in the quantized weights, if
+- `four bits`: the exit status of the whole check for each fault in the reference's weights, if
   bitsandbytes is installed;
-- `recipe`: the last line that example.py prints for each input, or its error.
+- `recipe`: the last line that example.py prints for each input, or its error; and, as `adapters`,
+  how many adapters it has trained.
 """
 
 import contextlib
@@ -188,7 +189,7 @@ def run_example(*words: object) -> str:
 
 
 def run_examples() -> dict[str, str]:
-    """Return the result of example.py for good inputs, and for each bad input."""
+    """Return the result of example.py for each input, and the number of trained adapters."""
     folder = SCRATCH / "model"
     out = SCRATCH / "adapter"
     save_model(folder)

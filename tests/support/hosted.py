@@ -133,8 +133,9 @@ def write_recipe(folder: Path, name: str, needs: list[str], version: str = "1.0"
     (recipe / "build.sh").write_text(SCRIPT.format(name=name, scratch=scratch))
 
 
-# A mock of pixi. The commands of strix-validate and of the stacks' checks succeed without doing
-# anything. `pixi upload` copies the packages into the folder of promoted files.
+# A mock of pixi. The commands of strix-validate and of the stacks' checks succeed and do nothing,
+# except that those with --evidence append a line to a record. `pixi upload` copies the packages
+# into the folder of promoted files.
 PIXI = """\
 #!/bin/sh
 set -eu

@@ -133,7 +133,7 @@ def check_out(use: Use) -> None:
 
 
 def set_up_pixi(use: Use) -> None:
-    """prefix-dev/setup-pixi. Install nothing, because the machine has the test's mock of pixi."""
+    """prefix-dev/setup-pixi. Install nothing: a test that needs pixi gives the machine a mock."""
     use.take("pixi-version")
 
 

@@ -182,8 +182,9 @@ def python_files(*folders: str | Path) -> list[Path]:
 def copy_checkout(root: Path, packages: bool = True) -> None:
     """Copy the files that git tracks or does not ignore, and the files of channel/, to `root`.
 
-    The copy then has the packages that were built in the checkout, and nothing writes to the
-    checkout. Packages are hard links if possible.
+    The copy then has the packages that were built in the checkout. It shares the checkout's host
+    base and sources by links. Nothing else in the checkout is written to. Packages are hard links
+    if possible.
 
     Args:
         root: The copy.

@@ -48,8 +48,9 @@ FAKE_TOOLS = {
     "find": f"""\
         {shutil.which("find")} "$@"
         """,
-    # build.sh runs pip, setup.py and hipify with this program. Each call appends a line to the file
-    # `calls`. hipify fails if the file fail-hipify exists.
+    # build.sh runs the recipe's checks, hipify and compileall with this program. Only programs of
+    # the recipe are executed. Each other call appends a line to the file `calls`. hipify fails if
+    # the file fail-hipify exists.
     "python": """\
         case "$*" in
             *check_*|*lay_out*) "$REAL_PYTHON" "$@" ;;
@@ -57,7 +58,7 @@ FAKE_TOOLS = {
         esac
         [[ "$*" != *build_amd* ]] || [[ ! -e $SRC_DIR/fail-hipify ]]
         """,
-    # CMake and setup.py have to use the host environment's Python.
+    # build.sh runs pip, and so setup.py, with the host environment's Python.
     "host-python": """\
         echo "host-python ${*//$SRC_DIR/SRC}, $MAX_JOBS jobs" >> "$SRC_DIR/calls"
         cp -r "$SRC_DIR/installed" "$SP_DIR/torch"

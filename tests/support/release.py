@@ -20,8 +20,8 @@ from forge.conda import cache
 from forge.conda.local import HOST_BOUND
 from forge.conda.package import Package
 
-# The recipes that can be built here, because their sources are on PyPI. Other packages that a stack
-# needs come from the stand-in for conda-forge.
+# The recipes that can be built here, because their sources are on PyPI or in this checkout. Other
+# packages that a stack needs come from the stand-in for conda-forge.
 RECIPES = ("flash-attn", "liger-kernel", "strix-emulate", "strix-validate")
 # An output of these recipes that is left out here, because it compiles C for half a minute. Tests
 # on the host base build this output. The stand-in for conda-forge has a stub of it.
@@ -33,8 +33,8 @@ VARIANTS = Path("recipes/bases", "conda-forge", "variants.yaml")
 class Release:
     """A clone of this checkout with only the recipes of RECIPES, a home folder, and a channel.
 
-    The configuration in the home folder sets mirrors on this machine for conda-forge and for our
-    published channel. No other configuration is changed.
+    The configuration in the home folder sets mirrors on this machine for conda-forge, for our
+    published channel and for pixi's mapping of names on PyPI. No other configuration is changed.
 
     Args:
         root: The folder of the clone, the home folder and the channel.
@@ -88,7 +88,7 @@ class Release:
         return self.home / ".cache" / "rattler" / "cache"
 
     def hold(self, packages: Iterable[Path]) -> None:
-        """Put packages into the cache, so that the clone's driver does not fetch them."""
+        """Put large packages into the cache, so that the clone's driver does not fetch them."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RATTLER_CACHE_DIR", str(self.cache))
             for package in packages:

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """A handler that serves a folder like a static host, and writes no log."""
+    """A handler that serves a folder like a static web server, and writes no log."""
 
     server: "Server"
 
@@ -36,7 +36,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 class Revalidating(QuietHandler):
     """A handler that sends an ETag with each file, and answers 304 to a client that has the file.
 
-    Real hosts do the same.
+    Real servers do the same.
     """
 
     protocol_version = "HTTP/1.1"

@@ -3,8 +3,8 @@
 
 Its packages come from three places:
 
-- the host base: Python, the compilers, and the wheels that recipes and stacks need, without the
-  2 GB that only its pytorch needs;
+- the host base: Python, the compilers, and the wheels that recipes and stacks need, except
+  CUDA's libraries and packages of which there is a stub;
 - stubs with one text file (STUBS), for example for packages that PyPI lacks;
 - the wheels of requirements*.txt, if there is a pixi, which locks the root workspace.
 
@@ -116,7 +116,7 @@ def make(folder: Path) -> Path:
 
 
 def write_repodata(folder: Path, subdir: str, packages: dict[str, dict[str, Any]]) -> None:
-    """Write the index of a subdir in the two forms that clients ask for first."""
+    """Write the index of a subdir in two forms, plain and compressed."""
     repodata = {
         "info": {"subdir": subdir},
         "packages": {},

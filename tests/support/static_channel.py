@@ -21,7 +21,7 @@ from forge.files import sha256_file
 from forge.project import SUBDIRS
 
 BUILD = "h1234567_0"
-# The parts of a rendered recipe that the driver reads from a package.
+# A rendered recipe with a few of the parts that rattler-build writes.
 RENDERED = """\
 recipe: {}
 build_configuration:

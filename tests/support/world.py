@@ -30,7 +30,7 @@ class World:
 
     Attributes:
         root: The folder that contains the project, both channels, the stack and the home folder.
-        template: A copy of `root` as it was before the first command.
+        template: A copy of `root` with the locked stack, made before any further command.
         public: The published channel.
         forks: Runs the driver.
     """
