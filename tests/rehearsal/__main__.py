@@ -92,7 +92,7 @@ def night(folder: Folder) -> None:
 def channel(
     folder: Folder,
     recipes: Annotated[
-        list[str], typer.Argument(help="Recipes. The recipes that they require are added.")
+        list[str], typer.Argument(help="Recipes. Name those that they require, too.")
     ] = (workflow.RECIPES),
 ) -> None:
     """Run channel.yml on the copy as GitHub would, by default for the recipes up to aotriton."""

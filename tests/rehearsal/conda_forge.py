@@ -410,7 +410,7 @@ def convert_wheels(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[
 
 
 def resolve(pip: list[str], specs: list[str]) -> dict[str, Version]:
-    """Return the versions that pip chooses, by name. Packages that recipes build are left out.
+    """Return the versions that pip chooses, by name, without torch, triton and CUDA's packages.
 
     Args:
         pip: The command line of pip.

@@ -29,7 +29,7 @@ def _query(form: str, packages: Iterable[str]) -> list[list[str]]:
 
     Args:
         form: The fields, separated by tabs, as dpkg-query reads them.
-        packages: The names of the packages. None stands for all installed packages.
+        packages: The names of the packages. If it is empty, all packages that dpkg knows.
 
     Raises:
         Missing: A package is not installed.

@@ -2,9 +2,9 @@
 """Changes to the recipe of pytorch that make a rehearsal of torch cheap.
 
 Parts of torch are switched off, and only the HIP files that DEVICE_CODE names are compiled. Each of
-the other HIP files becomes an object that has an empty code object and no functions. When a library
-is linked, every missing function is defined as a function that throws an exception. The overlay
-prints the changes.
+the other HIP files becomes an object that has an empty code object and no functions. When
+libtorch_hip.so or libtorch_python.so is linked, every missing function is defined as a function
+that throws an exception. The overlay prints the changes.
 """
 
 Edits = list[tuple[str, str, str]]

@@ -2,7 +2,7 @@
 """Changes to the recipe of vllm that make a rehearsal of vLLM cheap.
 
 Only the HIP files that DEVICE_CODE names get device code. The other HIP files are compiled for the
-host only, with an empty code object. So vLLM's modules can be loaded, but the kernels of these
+host only, with an empty code object. So vLLM's modules can be loaded, but the kernels of the other
 files are not found. The overlay prints the changes.
 """
 

@@ -22,7 +22,7 @@ from forge.bases import CONDA_FORGE
 
 # The recipes up to aotriton, and the emulator, which aotriton's tests require.
 RECIPES = ["rocm-sdk", "amdsmi", "triton", "strix-emulate", "aotriton"]
-# The size of a machine's disk in bytes. It has an effect only where a disk can be mounted.
+# The size of a machine's disk in bytes.
 DISK = 30 << 30
 # This option is removed from the workflow, because compression at level 19 takes much longer.
 RELEASE_FORMAT = "--package-format conda:19 "
