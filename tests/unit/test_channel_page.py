@@ -176,7 +176,7 @@ def test_gpu(build: str, constrains: list[str], gpu: str) -> None:
 def test_a_run_on_the_gpu_proves_the_file_that_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run's record counts for the exact file, not for another one whose name begins like it."""
+    """A run's record counts only for a file with the sha256 that the record states."""
     record = {
         "subject": "packages",
         "packages": [{"name": "triton", "sha256": "a" * 64}],

@@ -188,7 +188,7 @@ def test_no_threads_for_rattler_is_no_panic(
 
 
 def test_parts_of_the_command_line_work_alone(tmp_path: Path) -> None:
-    """Each group of commands also works as a command line of its own, without shared options."""
+    """Groups of commands also work as command lines of their own, without shared options."""
     from forge.cli import publishing, upkeep
 
     for app, name, path in (

@@ -140,7 +140,10 @@ def test_modes_and_links(mini: MiniProject, tmp_path: Path) -> None:
 
 
 def test_git_tracks_nothing_that_is_no_content() -> None:
-    """No folder below the root has a .gitignore, which git would read and the driver would not."""
+    """No tracked file is ignored, and no folder below the root has a .gitignore.
+
+    git would read such a .gitignore, and the driver would not.
+    """
     listing = ["git", "ls-files", "-z"]
     for option in (["-ci", "--exclude-standard"], [":*/.gitignore"]):
         names = subprocess.run([*listing, *option], cwd=CHECKOUT, capture_output=True, check=True)

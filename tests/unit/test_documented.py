@@ -212,7 +212,7 @@ def test_a_clone_is_of_the_address_that_the_reader_has(page: Path) -> None:
 def test_the_readme_shows_every_folder() -> None:
     """README describes every top-level folder that git tracks, and no folder that does not exist.
 
-    Only README has these descriptions, so they cannot be generated.
+    Folders whose names begin with a dot are left out. The descriptions are written by hand.
     """
     layout = re.findall(r"(?m)^([\w/]+)/ {2,}\w", (CHECKOUT / "README.md").read_text())
     paths = [path.relative_to(CHECKOUT) for path in tracked_files()]

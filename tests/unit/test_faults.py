@@ -103,8 +103,8 @@ def test_a_record_that_rattler_does_not_see_fail(world: World) -> None:
 
 # By default, only one in five kills is tried. With FORGE_KILLS, all kills are tried.
 STEP = 1 if os.environ.get("FORGE_KILLS") else 5
-# The command, and the number of the call at which the driver is killed. Only calls that change a
-# file are counted: publish has about 600 of these calls, install 150 and lock 28.
+# The command, and the number of the call at which the driver is killed. Only calls of the kinds in
+# faults.c are counted: publish has about 600 of these calls, install 150 and lock 28.
 KILLS = [("publish", number) for number in range(20, 600, 39)[::STEP]]
 KILLS += [("install", number) for number in range(4, 124, 8)[::STEP]]
 KILLS += [("lock", number) for number in range(1, 28, 3)[::STEP]]
@@ -137,7 +137,7 @@ PIXI_KILLS = [
 def test_a_kill_of_pixi(kill: str, world: World) -> None:
     """A kill of pixi is reported, and the next run of the driver succeeds.
 
-    pixi writes the lock in place, so a kill may lose it. Therefore the test removes it beforehand.
+    The test removes the lock beforehand, because pixi does not write a lock that is up to date.
     """
     pixi.require("pixi")
     variables = {"FORGE_NO_PIXI": "", "PIXI_CACHE_DIR": f"{world.root}/cache"}

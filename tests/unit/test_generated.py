@@ -31,7 +31,7 @@ COPIES += [f"stacks/{stack}/pixi.toml" for stack in STACKS]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the files with generated text, and of the files from which it is generated."""
+    """A copy of the files with the names in generated text, and a recipe that states the names."""
     for name in ("variants.yaml", *COPIES):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, tmp_path / name)

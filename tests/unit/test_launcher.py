@@ -227,9 +227,9 @@ def test_tasks_are_commands_of_the_driver() -> None:
 def test_paths_are_the_caller_s(
     pixi: dict[str, str], tmp_path: Path, cwd: Path, is_inside: bool
 ) -> None:
-    """A path is relative to INIT_CWD if the launcher runs inside the checkout.
+    """A path is relative to INIT_CWD if the launcher runs in the root of the checkout.
 
-    pixi runs a task in the root and sets INIT_CWD. Outside, another program may have set INIT_CWD.
+    pixi runs a task there and sets INIT_CWD. Elsewhere, another program may have set INIT_CWD.
     """
     (tmp_path / "pixi").write_text('#!/bin/sh\ntest "$1" = install || pwd\n')
     done = subprocess.run(

@@ -136,7 +136,7 @@ def test_no_file_name_has_two_contents(source: Source, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [0, 10, -1, -200])
 def test_a_package_that_is_cut_off_is_named(source: Source, end: int) -> None:
-    """The error names the package that is cut off, although the bindings only panic."""
+    """The error names the package that is cut off, although the bindings do not name it."""
     (path,) = source.folder.glob("noarch/alpha-*.conda")
     path.write_bytes(path.read_bytes()[:end])
     for index in source.folder.glob("*/repodata.json"):

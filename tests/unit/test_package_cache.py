@@ -140,9 +140,9 @@ def record(channel: Path, tmp_path: Path) -> RepoDataRecord:
 
 
 def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_path: Path) -> None:
-    """A package in the cache is unpacked again only if its mark has another sha256.
+    """A package in the cache is used as it is, unless its mark has another sha256.
 
-    It does not matter whether that sha256 is greater or smaller.
+    It is then unpacked again, whether that sha256 is greater or smaller.
     """
     folder = tmp_path / "cache/alpha-1.0-h1234567_0"
     mark = Path(f"{folder}.lock")

@@ -175,7 +175,7 @@ def test_fuzz_is_refused(patched: Patched) -> None:
 def test_every_line_of_context_counts(first: str, applies: bool, tmp_path: Path) -> None:
     """Each line of a hunk's context must match.
 
-    git could ignore two of these lines, and then apply the hunk in another place.
+    rattler-build's own patcher would ignore up to two of these lines at each end.
     """
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "text").write_text("a\nb\nc\nd\ne\nf\ng\n")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Hostile packages, which try to write outside of the prefix (support/places.py).
 
-The driver refuses to install any of them, and changes nothing outside of the prefix. `verify` and
-`channel verify` report each. end_to_end/test_pixi_places.py tests which ones pixi installs.
+The driver refuses to install any of them, and changes nothing outside of the prefix. `verify`
+reports each. end_to_end/test_pixi_places.py tests which ones pixi installs.
 """
 
 from pathlib import Path

@@ -85,7 +85,7 @@ def test_environment_does_not_enter_the_hash(
 ) -> None:
     """The build string does not depend on a variable that a recipe reads with `env.get`.
 
-    PYPI_SOURCES is the address of the files of PyPI, which differs between machines.
+    PYPI_SOURCES is the address of the files of PyPI, for which a machine may set a mirror.
     """
     source = '[{url: "${{ env.get(\'PYPI_SOURCES\') }}/a.tar.gz", sha256: "%s"}]' % ("0" * 64)
     mini.recipe("alpha", source=source)

@@ -132,7 +132,10 @@ def test_the_end_of_a_job(
 def test_compilers_share_the_memory(
     gib: int, jobs_allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is one compiler for each 2 GiB of memory, and at least one. MAX_JOBS overrides this."""
+    """There is one compiler for each 2 GiB of memory, at least one, and at most one per core.
+
+    MAX_JOBS overrides this.
+    """
     monkeypatch.delenv("MAX_JOBS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(processes, "memory_gib", lambda: gib)

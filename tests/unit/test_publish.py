@@ -313,8 +313,8 @@ def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
 def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Path) -> None:
     """A withdrawn build is not published again.
 
-    This holds if the local channel still has it, if somebody copies it back, and for another build
-    of the same name.
+    This holds if the local channel still has it, if somebody copies it back, and for a file of the
+    same name with other content.
     """
     dist = source.make("alpha", text="one")
     channel = PublishedChannel(target)
@@ -584,7 +584,7 @@ def test_a_target_that_cannot_be_written(source: Source, tmp_path: Path) -> None
 
 
 class Killed(BaseException):
-    """An exception that stands for SIGKILL, after which no code of the publisher runs."""
+    """An exception that stands for SIGKILL."""
 
 
 @contextlib.contextmanager

@@ -199,7 +199,7 @@ def test_prepared_tree(build: Build) -> None:
 
 
 def test_what_is_left_for_the_outputs_to_copy(build: Build) -> None:
-    """After a build, only licence texts, checks and the markers of stages remain in the tree.
+    """After a build, only licence texts, checks and files at the top of the tree remain.
 
     rattler-build copies the tree for each output. Links do not remain.
     """

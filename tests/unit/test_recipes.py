@@ -75,9 +75,10 @@ ANY_TORCH = {"strix-validate"}
 
 
 def test_a_package_is_not_tested_with_what_costs_more(either: RecipeSet) -> None:
-    """The tests of a package require no package that takes longer to build than itself.
+    """A package's tests require no package that takes longer to build than it and its needs.
 
-    A package enters the channel only after everything that its tests require.
+    Packages that take up to TOOLS hours, and tests of the packages in ANY_TORCH, are excepted. A
+    package enters the channel only after everything that its tests require.
     """
     costs = read_costs(either.recipes.values(), either.base)
     hours = {name: cost.cpu_hours for name, cost in costs.items()}
@@ -230,7 +231,7 @@ def test_variants_have_reasons() -> None:
 
 
 def test_packages_name_sources_that_others_can_fetch(recipes: RecipeSet) -> None:
-    """On conda-forge's base, a recipe has a source outside of PyPI, or states the reason."""
+    """On conda-forge's base, a recipe has no source from PyPI, or states the reason."""
     reasons = "no hash of upstream's archive|from upstream's own wheel"
     without_reason = []
     for name, recipe in recipes.recipes.items():
@@ -268,8 +269,8 @@ def test_conda_smithys_linter_has_nothing_to_say(name: str) -> None:
     """Recipes follow the rules of conda-smithy's linter 3.62 that some of them once broke.
 
     These are lint_about_contents and lint_noarch_selectors. Besides, the linter has no variants, so
-    an expression must not slice one. `pixi run lint-recipes` runs the linter itself. CI cannot,
-    because no package index that it reaches has the linter.
+    an expression must not slice one. `pixi run lint-recipes` runs the linter itself. .ci/run
+    cannot, because no package index that it reaches has the linter.
     """
     text = (CHECKOUT / "recipes" / name / "recipe.yaml").read_text()
     data = yaml.safe_load(text)

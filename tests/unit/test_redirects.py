@@ -126,7 +126,8 @@ def test_another_server_gets_no_key(
 ) -> None:
     """No request after a redirect to another server has the key.
 
-    The other server has another port on the same host, and redirects back to the first server.
+    The other server has another port on the same machine, and redirects back to the first server.
+    Only pip's index may then get its own password again.
     """
     servers.redirects = {
         "/repos/start": (code, f"{servers.urls[1]}/there"),

@@ -74,7 +74,7 @@ def fetch_source(tmp_path: Path, url: str) -> None:
 def read_page(tmp_path: Path, url: str) -> None:
     downloader = Downloader()
     downloader._indexes = [{"type": "index", "url": url}]
-    # Only the first of these requests waits: a host that was too slow is not asked again.
+    # Only the first of these requests waits: a server that was too slow is not asked again.
     for name in "abcdefghijklmnopqrstuvwxyz":
         with pytest.raises(NotAttempted, match="127"):
             downloader.files_of(name)

@@ -154,7 +154,7 @@ def test_certificates_that_cannot_be_read(index: Index) -> None:
 
 
 def test_a_server_proves_who_it_is(index: Index) -> None:
-    """pip or the system has to know a server's certificate, unless pip trusts the host."""
+    """pip or the system has to know a server's certificate, unless pip trusts the server."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([])
     now = datetime.now(UTC)

@@ -53,7 +53,7 @@ def test_a_subpackage_names_its_public_modules(subpackage: Path) -> None:
 
 
 def list_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the module and the name of each import, and of each attribute of a products' module."""
+    """Yield the module and the name of each import, and of each attribute of a product's module."""
     modules = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -129,7 +129,10 @@ def test_no_test_has_a_web_server_of_another_kind() -> None:
 
 
 def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
-    """A copy shares only packages with the checkout. Nothing changes a package in place."""
+    """Outside of build/, a copy shares only packages with the checkout.
+
+    Nothing changes a package in place.
+    """
     root = tmp_path / "copy"
     copy_checkout(root)
     names = {path.relative_to(root).parts[0] for path in root.iterdir()}

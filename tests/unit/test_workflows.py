@@ -110,8 +110,8 @@ def test_every_action_is_a_commit_with_its_version() -> None:
 def test_no_secret_and_no_more_permission_than_named() -> None:
     """No workflow has a secret, since trusted publishing needs none.
 
-    Each workflow gives an identity token to one job only. The permissions of each job are listed
-    here.
+    Only one job of channel.yml and one of release.yml have an identity token. Permissions to write,
+    other than for publishing, are listed here.
     """
     tokens = set()
     publishing = {"id-token", "attestations"}
@@ -209,7 +209,7 @@ STEPS = list_own_steps()
 
 @pytest.mark.parametrize(("job", "line"), STEPS, ids=[f"{job}: {line}" for job, line in STEPS])
 def test_steps_are_commands_that_people_run(job: str, line: str) -> None:
-    """Each step runs a command of the driver, a task, or a program in a stack's environment."""
+    """Each `./forge` or `pixi run` is followed by a command, a task, or a program of a stack."""
     words = shlex.split(re.split(r" *(?:>>?|\|\|) *", OURS.sub("", line))[0])
     if line.startswith("./forge"):
         assert is_accepted(words), job
