@@ -151,7 +151,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 def test_a_channel_that_lacks_one(
     tmp_path: Path, server: tuple[str, list[str]], complete: Packages, command: str, code: int
 ) -> None:
-    """The command names the missing package, and downloads nothing but conda-forge's index."""
+    """The command names the missing package, and fetches only indexes and run exports."""
     url, requests = server
     write_index(tmp_path / "web", without(complete, "mcp") | package("mcp", "1.28.1"))
     root = tmp_path / "checkout"

@@ -13,7 +13,7 @@ from support.faults import Forks, library
 from support.project import MiniProject, processes_in
 
 # The system calls at which the driver is killed, in the form CALL:COUNT:0:PATH that faults.c reads.
-# Reads of a log are left out, because the number of reads depends on the clock.
+# Later calls that open or write a log are left out, because their number depends on the clock.
 KILLS = [
     "mkdir:1:0:/staging/beta",
     "open:1:0:/beta/session",

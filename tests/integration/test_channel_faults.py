@@ -29,7 +29,7 @@ def read_logs(hub: Hub) -> str:
 
 @needs_time
 def test_lost_in_each_part_of_the_chain(hosting: Hosting, published_hub: Hub) -> None:
-    """The published files do not change if each job loses its machine once.
+    """The published files do not change if jobs lose their machines or run out of time.
 
     Machines are lost during a build, and while a job passes its cache or its packages to the next
     job.
@@ -136,7 +136,7 @@ def test_a_name_that_no_channel_can_have(name: str, hosting: Hosting) -> None:
     """A channel's bad name is refused before any build starts.
 
     The condition in the workflow does not suffice, because GitHub's function `contains` ignores
-    case.
+    case and searches in the whole name.
     """
     hub = hosting.hub(f"name-{BAD_NAMES.index(name)}")
     hub.variables = {"CHANNEL_UNTESTED": name}
@@ -207,8 +207,7 @@ def test_an_artifact_that_is_damaged(fault: str, hosting: Hosting, published_hub
 def test_a_release_whose_machines_are_lost(hosting: Hosting, published_hub: Hub) -> None:
     """A release promotes all packages although each job loses its machine once.
 
-    The machines are lost while the jobs fetch the files, validate them, pass the validated files
-    on, and upload them.
+    The machines are lost while the jobs pass the fetched files on, validate them, and upload them.
     """
     hub = hosted.switch_release_on(hosting.hub("release-lost", after=published_hub))
     run = Run(hub, "release.yml")

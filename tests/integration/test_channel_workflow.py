@@ -106,12 +106,12 @@ def test_pixi_installs_what_was_published(
 
 @needs_time
 def test_interrupted_in_each_stage(hosting: Hosting, published_hub: Hub) -> None:
-    """The published files do not change if each job loses its machine once.
+    """The published files do not change if jobs lose their machines.
 
     In addition, all three jobs of pytorch run out of time once.
     """
     hub = hosting.hub("interrupted")
-    # The limit is in bytes. A cache has 57 bytes at most, so older caches are evicted.
+    # The limit is in bytes. A cache has 78 bytes at most, so older caches are evicted.
     hub.cache_limit = 120
     run = Run(hub, "channel.yml")
     points_by_label = {

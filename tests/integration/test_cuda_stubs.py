@@ -107,7 +107,7 @@ def make_stubs(lib: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_stubs_stand_for_the_libraries(torch: Path, tmp_path: Path) -> None:
-    """torch's library loads only with the stubs, and each call returns that there is no GPU."""
+    """torch's library loads only with the stubs, whose functions return that there is no GPU."""
     cuda = torch / "libtorch_cuda.so"
     done = call_functions(cuda)
     assert done.returncode and "libcufake.so.13: cannot open shared object" in done.stderr

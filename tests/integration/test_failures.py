@@ -309,7 +309,7 @@ def test_no_room_for_a_source(project: MiniProject, mount: Mount, tmp_path: Path
 
 
 def test_live_display_on_a_terminal(project: MiniProject) -> None:
-    """On a terminal, the driver redraws one line. The exit code does not depend on a terminal."""
+    """On a terminal, the driver redraws a line for each build. The exit code is the usual one."""
     import pty
 
     project.recipe("alpha", script="echo working on it\nsleep 1\nexit 1\n")

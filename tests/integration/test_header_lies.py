@@ -52,7 +52,7 @@ class Part(NamedTuple):
     Attributes:
         name: The name in both headers.
         content: The content, which is stored without compression.
-        lies: Wrong fields of one header: `local_FIELD` or `central_FIELD`.
+        lies: Wrong fields of the headers, by `local_FIELD` or `central_FIELD`.
         before: Bytes before the member.
         after: Bytes after the member.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Some unit tests and a build work with the versions of the bindings in pixi.lock.
 
-The versions in pixi.lock are older than the versions in requirements.txt, with which all other
-tests run. pyproject.toml explains why both are supported.
+The versions in pixi.lock are older than the versions in requirements.txt, with which the other
+tests run, unless pixi runs them. pyproject.toml explains why both are supported.
 """
 
 import subprocess
@@ -46,7 +46,7 @@ UNIT_TESTS = (
     "test_recipes.py",
 )
 # An expression for pytest's option -k. In test_recipes.py, the expression selects only the tests
-# that render each recipe on both bases, and the tests of the build order.
+# that render each recipe on both bases.
 SELECTED = "not test_recipes or test_renders or test_order"
 
 
@@ -83,7 +83,7 @@ def test_unit_tests(environment: dict[str, str]) -> None:
 def test_a_build(environment: dict[str, str], tmp_path: Path) -> None:
     """Two recipes are built and are then up to date, and a stack of them installs and runs.
 
-    The test makes a host base of few wheels, with the versions of the bindings in pixi.lock.
+    With the bindings of pixi.lock, the test also makes a host base of few wheels.
     """
     project = MiniProject(tmp_path)
     # The host base of the checkout was made with the newer versions of the bindings.

@@ -160,8 +160,9 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 # The number of the change or command before which tools/night.py is killed. 0 means that a build
-# script, a package test or the validator kills it. The first archive takes 4 changes. Each step
-# takes 7 changes and commands: 2 for the log, 1 for the command, and 4 for the archive.
+# script, a package test or the validator kills it. Two changes reserve room on the disk, and the
+# first archive takes 4 more. Each step takes 7 changes and commands: 2 for the log, 1 for the
+# command, and 4 for the archive.
 KILLS = {
     "before the first archive": 4,
     "before the build": 15,

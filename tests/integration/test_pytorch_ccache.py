@@ -49,7 +49,7 @@ CLANGS = [*(f"clang++-{n}" for n in range(23, 16, -1)), "clang++"]
 def find_clang() -> str:
     """Return the first clang++ on PATH that can compile HIP, or an empty string.
 
-    It must have version 17 or newer, for the option --gcc-install-dir, and must find lld and
+    It must have version 17 or newer, which has the option --gcc-install-dir, and must find lld and
     clang-offload-bundler.
     """
     for path in filter(None, map(shutil.which, CLANGS)):

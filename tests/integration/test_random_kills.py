@@ -4,7 +4,7 @@
 A kill ends the process group of a command. The command "stop" is a build that is not killed: it
 runs with `--stop-after`, and its time is up at the random moment.
 
-A moment is the number N of a system call that changes a file. The calls of the driver, of
+A moment is the number N of a system call that faults.c counts. The calls of the driver, of
 rattler-build, of build scripts and of pixi are counted together. N is drawn at random, with the
 seed FORGE_SEED, from 1 to the number of calls in a run that is not killed.
 """
@@ -34,8 +34,9 @@ from support.world import World
 from forge.channel.publish import PublishedChannel
 from forge.cli.time_box import NOT_FINISHED
 
-# Cases: a command, and "pixi" if the command runs with pixi. With FORGE_KILLS=60, sixty kills are
-# distributed over all cases. Without FORGE_KILLS, a selection of the cases is killed once each.
+# Cases: a command, and "pixi" if the command runs with pixi. With FORGE_KILLS=60, at least sixty
+# kills are distributed over all cases. Without FORGE_KILLS, a selection of the cases is killed once
+# each.
 KILLS = os.environ.get("FORGE_KILLS", "")
 if KILLS.isdecimal():
     commands = ("build", "publish", "install", "lock")
@@ -86,7 +87,7 @@ class State:
     Attributes:
         paths: The paths of all files and folders.
         lock: The content of the lock.
-        prefix: The contents of the files of the environment.
+        prefix: The contents of the files at the top of the environment.
     """
 
     paths: set[str]
@@ -112,7 +113,7 @@ class Case:
         counts: A file to which faults.c writes the number of calls.
         before: The world before the command.
         after: The world after the command and `forge clean`.
-        num_calls: The number of calls of the command that change a file.
+        num_calls: The number of calls of the command that faults.c counts.
     """
 
     world: World
@@ -243,7 +244,8 @@ def prepare_build(world: World, in_stages: bool) -> dict[str, str]:
 def prepare_stack(world: World, command: str, variables: dict[str, str]) -> None:
     """Make an installed stack, and publish a newer package.
 
-    For the command `install`, the newer package is already locked.
+    For the command `install`, the newer package is already locked. For the command `publish`, only
+    restore the world's template.
     """
     reset(world.template, world.root)
     if command == "publish":

@@ -672,7 +672,8 @@ def test_the_command_line_lists_what_it_needs() -> None:
 
 
 # This program imports all modules of tests/rehearsal, and prints the names of the distributions of
-# all imported modules. Modules whose names begin with "_" are hooks of pip.
+# all imported modules. A module whose name begins with "_" may be a hook that Python loads when it
+# starts, such as _distutils_hack of setuptools.
 PRINT_DISTRIBUTIONS = """\
 import sys
 from importlib.metadata import packages_distributions

@@ -116,7 +116,7 @@ def test_what_is_a_warning(source: Path, tmp_path: Path) -> None:
 
 
 def test_all_faults_are_named_at_once(source: Path, tmp_path: Path) -> None:
-    """One run names all faults, because each run downloads 1.8 GB."""
+    """One run names all faults, because each run unpacks 1.8 GB."""
     (source / "include/amd_smi/amdsmi.h").unlink()
     (source / "lib/cmake/hip/hip-config.cmake").write_text('set(A "/home/runner/x")\n')
     sdk_tree.library(source / "lib/libamd_comgr.so.3", ["libtinfo.so.6"])

@@ -257,7 +257,7 @@ def test_mirrors_are_tried_in_turn(private: MiniProject, upstream: Upstream) -> 
 
 
 def test_git_source(private: MiniProject, tmp_path: Path) -> None:
-    """A git source is fetched by its commit. Later builds do not need its host.
+    """A git source is fetched by its commit. Later builds do not need its server.
 
     A git source can be moved to another cache, like a file. A damaged copy is refused.
     """

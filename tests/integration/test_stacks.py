@@ -35,7 +35,7 @@ more = ["more"]
 def app(tmp_path_factory: pytest.TempPathFactory) -> MiniProject:
     """A project with a locked stack of alpha and beta.
 
-    The stack also requires never-built, a package that cannot be built because the host of its
+    The stack also requires never-built, a package that cannot be built because the server of its
     source does not exist.
     """
     project = MiniProject(tmp_path_factory.mktemp("app"))
@@ -108,7 +108,7 @@ def test_a_package_tested_again_installs(tmp_path: Path, host_base: None) -> Non
 def test_a_lock_has_the_hash_of_what_was_built(app: MiniProject) -> None:
     """The lock has the sha256 of each built package, and a second `lock` writes the same text.
 
-    test_locks.py tests that the bindings write the same lock as pixi.
+    test_locks.py tests that the bindings do not change a lock of pixi.
     """
     text = get_lock(app).read_text()
     app.forge("lock", "app")
@@ -147,9 +147,10 @@ def test_tampered_package_is_not_installed(app: MiniProject) -> None:
 
 
 def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> None:
-    """With pixi, `lock`, `install` and `run` run pixi on the copy of the stack in build/stacks.
+    """With pixi, `install` and `run` run pixi on the copy of the stack in build/stacks.
 
-    The driver ends with pixi's exit code. The copy names the channels in use.
+    `lock` runs pixi in another folder. The driver ends with pixi's exit code. The copy names the
+    channels in use.
     """
     pixi = tmp_path / "pixi"
     words_file = tmp_path / "words"

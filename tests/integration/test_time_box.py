@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """With `--stop-after`, a build ends in order when its time is up, and the next run completes it.
 
-The tests do not wait for the timer. A build script sends the driver the signal that the timer would
-send.
+The tests do not wait for the timer. A script sends the driver the signal that the timer would send.
 """
 
 import json
@@ -19,8 +18,8 @@ from forge.building.jobs import resume
 from forge.cli.time_box import NOT_FINISHED, TimeUp, parse_duration, time_box
 from forge.errors import ForgeError
 
-# Lines of a build script that send the timer's signal to the driver. The engine is the leader of
-# the script's session, and the driver is the engine's parent.
+# Lines of a script that send the timer's signal to the driver. The engine is the leader of the
+# script's session, and the driver is the engine's parent.
 TIME_IS_UP = """\
 engine=$(cut -d ' ' -f 6 /proc/self/stat)
 kill -ALRM "$(sed -n 's/^PPid:\\t//p' "/proc/$engine/status")"

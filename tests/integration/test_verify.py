@@ -260,7 +260,7 @@ def test_an_index_that_is_not_of_its_recipe(
 ) -> None:
     """A false value in info/index.json is named, though the rendered recipe is correct.
 
-    Solvers and installers read info/index.json only.
+    Solvers and installers do not read the rendered recipe.
     """
 
     def edit(_: str, name: str, content: bytes) -> bytes:

@@ -151,9 +151,10 @@ def read_requirements(tree: Path, name: str = "rocm.txt") -> dict[str, Specifier
 def find_differences(
     upstream: dict[str, SpecifierSet], run_requirements: list[str], not_required: Iterable[str]
 ) -> list[str]:
-    """Return upstream's requirements that a recipe lacks, except those in `not_required`.
+    """Return how a recipe's requirements differ from upstream's.
 
-    Where upstream pins a version, the recipe may have a range that contains the version.
+    Where upstream pins a version, the recipe may have a range that contains the version. The recipe
+    may lack the names in `not_required`, but upstream must require each of them.
     """
     versions = dict((*spec.split(" "), "")[:2] for spec in run_requirements)
     result = []
@@ -211,7 +212,7 @@ def test_pins_are_those_that_amd_builds_with(recipes: RecipeSet, trees: tuple[Pa
     """AMD builds vLLM with the same versions of packages as we do, with two differences.
 
     AMD's versions are in upstream's Dockerfile, because upstream's metadata has the versions of the
-    CUDA build. docs/vllm.md explains the differences.
+    CUDA build. docs/next-set.md explains the differences.
     """
     vllm = recipes.recipes["vllm"]
     (stated,) = vllm.extra["built_with"].values()
