@@ -184,10 +184,10 @@ def count_matches(image: str, patterns: list[str]) -> int:
 
 
 def test_sample_is_what_the_package_tests_launch() -> None:
-    """The variant `sample` has the images that package tests launch, and no others.
+    """The variant `sample` has the images that package tests launch.
 
     emulate_images.py and check_api.cc launch fp16 kernels with a head dimension of 64. pytorch's
-    test_with_gpu.py launches all images of the first loop.
+    test_with_gpu.py launches causal kernels of the dtypes and head dimensions in the first loop.
     """
     patterns = read_sample_patterns()
     families = (check_images.FORWARD, *check_images.BACKWARD, "bwd_kernel_fuse")

@@ -32,7 +32,7 @@ def read_lock(lock: Path) -> str:
 
 
 def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
-    """pixi writes the committed pixi.lock byte for byte, and `--check` detects a stale lock."""
+    """pixi writes what read_lock() reads of pixi.lock, and `--check` detects a stale lock."""
     for name in ("pixi.toml", "pixi.lock"):
         shutil.copy(CHECKOUT / name, tmp_path)
     pixi("lock", "--check", cwd=tmp_path)
@@ -69,7 +69,7 @@ def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_machine_without_the_gpu_installs_a_stack(tmp_path: Path, stack: str) -> None:
-    """`pixi install --all`, which CI runs, installs only the environment that needs no GPU."""
+    """`pixi install --all` installs only the environment that needs no GPU."""
     folder = copy_stack(stack, tmp_path / "stacks")
     manifest = fit(folder / "pixi.toml")
     data = tomllib.loads(manifest.read_text())

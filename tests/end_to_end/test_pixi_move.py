@@ -290,8 +290,8 @@ def test_a_channel_before_and_after_another(
 ) -> None:
     """If our channel is after conda-forge, it has no effect, and pixi prints no warning.
 
-    If our channel is before conda-forge, pytorch comes from our channel. A requirement for another
-    build of pytorch then fails, and the message names the requirement.
+    If our channel is before conda-forge, pytorch comes from our channel. A requirement that only
+    another pytorch meets then fails.
     """
     text = find_block(FORGE, "toml").split("[dependencies]")[0]
     user.write(f'{text}[dependencies]\npython = "{PYTHON}.*"\n{requirement}\n')

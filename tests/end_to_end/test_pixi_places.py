@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Fifty hostile packages (support/places.py), installed by a real pixi without the driver.
+"""The hostile packages of support/places.py, installed by a real pixi without the driver.
 
 support/places.py lists the packages through which pixi writes outside the prefix. SECURITY.md
 describes them. If a newer pixi refuses one of these packages, the test fails, and both files must

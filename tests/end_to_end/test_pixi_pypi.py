@@ -146,7 +146,7 @@ def make_packages(folder: Path, *names: str) -> Source:
 
 
 # The tables of docs/pypi.md that a workspace needs. "published": we write the index of our channel,
-# and it has our packages' names on PyPI. "hosted": a host such as prefix.dev writes the index
+# and it has our packages' names on PyPI. "hosted": a service such as prefix.dev writes the index
 # without these names, so the workspace needs a table of them.
 TABLES = {"published": ["pypi-exclude-newer", "pypi-dependencies"]}
 TABLES["hosted"] = ["workspace.conda-pypi-map", *TABLES["published"]]
@@ -234,7 +234,7 @@ def pixi(
 ) -> Iterator[Pixi]:
     """A pixi user with the committed records of conda-forge and those of our recipes' packages.
 
-    The index of our channel is our own, or one that a host has written.
+    The index of our channel is our own, or one that a service has written.
     """
     folder = records_of_both(tmp_path_factory.mktemp("records"))
     for subdir in OTHER_PLATFORMS:
@@ -288,7 +288,7 @@ def test_twelve_packages(
     if locked == "after":
         user("lock")
     # Refusals are tested in only two workspaces, because all workspaces have the same tables, as
-    # test_locks.py checks.
+    # test_generated.py checks.
     if workspace in ("README", "attention"):
         for refused in REFUSED:
             assert user.try_to_add(refused) == set()

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.pixi
 BACKEND = "pixi-build-rattler-build"
 # The package that a workspace requires, for recipes that have no package with the recipe's name.
 OUTPUTS = {"rocm-sdk": "rocm-sdk-core", "pytorch": "libtorch"}
-# The packages that this machine can build without torch, and their recipes. The other packages are
-# only rendered as pixi renders them for a build, in tests/unit/test_plain_rendering.py.
+# The packages that this machine can build without torch, and their recipes. The other packages,
+# except flash-attn, are only rendered as for a build, in tests/unit/test_plain_rendering.py.
 RECIPE_BY_PACKAGE = {
     "model-hosting-container-standards": "model-hosting-container-standards",
     "strix-emulate": "strix-emulate",
@@ -166,7 +166,7 @@ def test_built_and_installed(release: Release, tmp_path: Path) -> None:
 
 
 def test_every_output_is_built_and_installed(conda_forge: str, tmp_path: Path) -> None:
-    """pixi builds and installs every output of a recipe, each only with its own variant keys."""
+    """pixi builds and installs every output of several recipes, each with only its variant keys."""
     root = tmp_path / "checkout"
     sources = tmp_path / "pypi-sources"
     folder = tmp_path / "mine"

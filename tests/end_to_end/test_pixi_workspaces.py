@@ -37,7 +37,7 @@ def read_instructions() -> list[list[str]]:
 
 
 def list_images() -> list[str]:
-    """Return the images that the Dockerfile begins with."""
+    """Return the base images of the Dockerfile."""
     return [rest.split()[0] for name, rest in read_instructions() if name == "FROM"]
 
 

@@ -86,8 +86,7 @@ def test_lock_of_what_was_published(release: Release, user: User) -> None:
 def test_installed_and_run(user: User) -> None:
     """The stack installs, and its programs start.
 
-    test_readme.py computes with PyTorch and flash-attn, which the same recipes build on the host
-    base.
+    test_readme.py computes with the PyTorch of the host base.
     """
     user.forge("install", "attention", "-e", "emulated")
     prefix = user.copy / ".pixi" / "envs" / "emulated"
