@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small tree with the layout of TheRock's distribution. This machine's gcc makes its ELF files."""
+"""A small tree with the layout of TheRock's distribution. The local gcc makes its ELF files."""
 
 import json
 import subprocess
