@@ -6,8 +6,8 @@ usage: python benchmark.py [KEYS]
 
 The kernel is the attention of the fixtures: causal, head dimension 64, in blocks of 64 queries and
 32 keys. It has one head for the comparison of C with numpy, and eight heads for the comparison of
-all cores with one core. With the argument `programs`, eight small programs and an empty launch are
-measured in C alone. The benchmark needs clang-22 and lld-22.
+all cores with one core. This kernel needs Triton. With the argument `programs`, eight small
+programs and an empty launch are measured in C alone. These programs need clang-22 and lld-22.
 """
 
 import os
@@ -25,7 +25,7 @@ from strix_emulate.native import library as native
 WORDS = 1 << 18
 THREADS = 256
 GROUPS = 64
-#: Each kernel reads the array `in` and writes the array `out`. Each array has WORDS floats.
+#: Each kernel except `empty` reads `in` and writes `out`, two arrays of WORDS floats.
 PROGRAMS = """
 #define KERNEL(name) extern "C" __attribute__((global)) void name(float *out, const float *in)
 #define SHARED static __attribute__((shared)) float
@@ -99,7 +99,10 @@ KERNEL(scratch) {
 
 
 def programs() -> None:
-    """Print the speed of each kernel in million wave-instructions per CPU second, best of ten."""
+    """Print the speed of each kernel in million wave-instructions per CPU second, best of ten.
+
+    Of the empty kernel, the milliseconds of a launch are printed.
+    """
     command = [
         "clang-22",
         "-xhip",

@@ -124,7 +124,7 @@ def handles() -> dict:
 
 
 def add(path: str) -> dict:
-    """Launch the Triton kernel add correctly, then with too few elements in the last array."""
+    """Launch the Triton kernel add correctly, wrongly configured, and with too short arrays."""
     function = load(path, "add")
     arrays = [allocate(4 * 1000) for _ in range(3)]
     for pointer, value in zip(arrays[:2], (1.5, 2.25), strict=True):

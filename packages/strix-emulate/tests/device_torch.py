@@ -57,7 +57,7 @@ def call_registered_kernels() -> list[bool]:
 
 
 def measure(n: int) -> float:
-    """Return the milliseconds that a kernel takes, measured with events as an autotuner does."""
+    """Return the milliseconds that a run takes, measured with events as an autotuner does."""
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     begin.record()
@@ -93,7 +93,7 @@ def add_arrays() -> list[bool]:
 
 
 def use_accelerator() -> bool:
-    """Make calls of torch.accelerator; return whether a tensor on its device is on the device."""
+    """Make calls of torch.accelerator; return whether they find one device and use it."""
     accelerator = torch.accelerator
     accelerator.set_device_index("cuda:0")
     with accelerator.device_index(accelerator.current_device_index()):

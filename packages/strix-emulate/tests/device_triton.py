@@ -2,7 +2,7 @@
 """Run Triton's AMD driver on the emulated device; print the largest error of each kernel as JSON.
 
 The driver, the C launcher and the packing of arguments are Triton's, unmodified. A mock of torch
-gives the driver the current device and stream, and gives the autotuner its events.
+gives the driver the current device and stream. The autotuner's benchmark uses the mock's events.
 """
 
 import ctypes
@@ -83,7 +83,7 @@ def through_pointers(pointers, out, N: tl.constexpr):
 
 
 def _benchmark(call, quantiles=None):
-    """Time three calls for triton.autotune, whose own benchmark would take 100 ms for each."""
+    """Time three calls for triton.autotune, whose own benchmark repeats calls for 100 ms."""
     start = Event()
     stop = Event()
     start.record()

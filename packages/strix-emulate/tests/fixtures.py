@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small Triton kernels, which are compiled for gfx1151 without torch and without a GPU."""
+"""Small Triton kernels, which are compiled for gfx1151 or another GPU, without torch or a GPU."""
 
 from functools import cache
 
@@ -141,9 +141,9 @@ def attention_case(
 ):
     """Return q, k and v for the attention fixture, with the result and logsumexp in float64.
 
-    With `peaked`, each query has one key whose logit exceeds all others by more than float16 can
-    hold. A maximum that misses this key leads to an overflow. The key's position differs
-    between queries.
+    With `peaked`, each query has one key whose logit exceeds all others so far that float16 cannot
+    hold exp(difference). A maximum that misses this key leads to an overflow. The key's position
+    differs between queries.
     """
     rng = np.random.default_rng(seed)
     q, k, v = rng.standard_normal((3, heads, size, 32))

@@ -5,8 +5,8 @@ usage: python fuzz.py [--seed N] [--count N]
 
 clang compiles each kernel for gfx1151 at -O0 to -O3. The emulator executes the kernel in C if C is
 installed, and otherwise with numpy. The first of every ten kernels is executed by both, and at -O0
-with all checks, which takes most of the time. At -O0, the other kernels are executed without
-checks. A kernel's number is its seed: `--seed N --count 1` repeats all executions of kernel N.
+with checks, which takes most of the time. At -O0, the other kernels are executed without checks. A
+kernel's number is its seed: `--seed N --count 1` executes kernel N by both, and always with checks.
 
 The exit status is 0 if all differences are known faults of LLVM, 1 if there are others, 2 for wrong
 usage, and 3 without a compiler or disassembler.
@@ -194,7 +194,7 @@ class Writer:
 
 @dataclass
 class Difference:
-    """A kernel that traps or differs from the host. `fault` names LLVM's fault that causes it."""
+    """A kernel that traps or differs from the host. `fault` names LLVM's faults that cause it."""
 
     number: int
     level: str
@@ -249,8 +249,8 @@ def differences(
 ) -> Iterator[Difference]:
     """Compile and execute kernels, and yield their differences from the host.
 
-    The first of every `share` kernels is executed by all engines and with all checks. The others
-    are executed by the last engine only, and at -O0 without checks.
+    The first of every `share` kernels is executed by all engines and with checks. The others are
+    executed by the last engine only, and at -O0 without checks.
     """
     text = source(numbers)
     with tempfile.TemporaryDirectory() as scratch:
@@ -295,7 +295,8 @@ def differences(
 def fault(clang: str, number: int, level: str, expected: np.ndarray, options: Options) -> str:
     """Return the names of LLVM's faults that cause a kernel's difference, or "".
 
-    A fault is a cause if the kernel no longer differs once the fault's macro hides its operand.
+    A fault is a cause if the kernel no longer differs once the fault's macro hides its operand. If
+    no single fault is a cause, all are tried together.
     """
     text = source(range(number, number + 1))
     for faults in (*combinations(FAULTS, 1), tuple(FAULTS)):
@@ -358,7 +359,7 @@ def main() -> int:
         gc.collect()
     print(
         f"{options.count} kernels at {', '.join(LEVELS)} by {engines[-1]}, every {SHARE}th by "
-        f"{' and '.join(engines)} with all checks: {difference_count} differences, {faults} of "
+        f"{' and '.join(engines)} with checks: {difference_count} differences, {faults} of "
         "them caused by faults of LLVM"
     )
     return int(difference_count > faults)

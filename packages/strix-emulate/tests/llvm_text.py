@@ -68,7 +68,6 @@ def operands(text: str) -> tuple[tuple[Operand, ...], dict]:
         for word in words[1:]:
             key, value = _modifier(word)
             modifiers[key] = value
-    # An instruction without operands may still have a modifier, such as "glc".
     return tuple(operands), modifiers
 
 

@@ -76,10 +76,11 @@ def barriers(instructions: list[Instruction]) -> list[int]:
 def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int], int]:
     """Return the addresses of busy waits, and the number of idle ones.
 
-    A wait is idle if nothing was outstanding whenever the wait was executed. Compilers place such
-    waits wherever branches of control flow merge. Waits for stores (vscnt) order only memory that
-    other waves read. A wait between loads into the two halves of a register is left out, because
-    the loads' counter keeps the loads in order without the wait (waits.check_pending).
+    A wait is idle if it never had to wait, because no more was outstanding than the wait allows.
+    Compilers place such waits wherever branches of control flow merge. Waits for stores (vscnt)
+    order only memory that other waves read. A wait between loads into the two halves of a register
+    is left out, because the loads' counter keeps the loads in order without the wait
+    (waits.check_pending).
     """
     waits_of_kernel = [
         ins.address
@@ -94,7 +95,7 @@ def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int]
 
 @contextlib.contextmanager
 def _watched() -> Iterator[set[int]]:
-    """Collect the addresses of waits for which something was outstanding."""
+    """Collect the addresses of waits that had to wait."""
     retired: set[int] = set()
     address = 0
     wait = waits.wait
@@ -126,8 +127,9 @@ def _watched() -> Iterator[set[int]]:
 def sample(instructions: list[Instruction], count: int, seed: int = 1) -> list[int]:
     """Return the addresses of random instructions whose deletion can make a difference.
 
-    Waits and barriers are left out, because they are judged separately. Also left out are hints,
-    cache control, and branches that only save time by skipping code without active lanes.
+    Waits and barriers are left out, because they are judged separately. Also left out are the
+    kernel's end, hints, messages, invalidation of the nearest cache, and branches that only save
+    time by skipping code without active lanes.
     """
     skipped = (
         NO_EFFECT

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compare C with numpy, bit for bit, on random instructions and on a list of rare instructions.
 
-`python native_check.py 1000` compares 40,000 instructions and prints the differences.
+`python native_check.py 1000` compares 40,000 random instructions and prints the differences.
 """
 
 import itertools
@@ -23,8 +23,8 @@ from strix_emulate.native.runs import Session, encode
 from strix_emulate.run import program
 
 WAVES = 3
-#: Instructions that the random generator does not produce: lane exchanges, matrix products, halves
-#: of registers, and writes of EXEC.
+#: Instructions that the random generator seldom or never produces, such as lane exchanges, matrix
+#: products, and writes of EXEC.
 RARE = """
 v_permlane16_b32 v1, v2, s4, s5
 v_permlanex16_b32 v1, v2, s4, 0x76543210
@@ -232,7 +232,8 @@ def compare(
 def difference(step: Step, expected: Waves, got: Waves) -> str:
     """Return which register differs, or "".
 
-    All NaNs count as equal, because numpy's choice among the NaNs of several operands varies.
+    In operations of several operands, all NaNs count as equal, because numpy's choice among the
+    operands' NaNs varies.
     """
     numbers = set()
     for micro in step.traits.executable.micros or ():

@@ -262,7 +262,7 @@ _DUAL: dict[str, Callable] = {
 
 
 def _dual(rng: random.Random) -> Case:
-    """Test two operations in one instruction: both read before either of them writes.
+    """Test two operations in one instruction.
 
     The registers of the two operations are in different banks.
     """

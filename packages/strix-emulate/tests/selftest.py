@@ -184,7 +184,7 @@ def run(programs: int = 60, length: int = 40, seed: int = 1) -> Report:
         for _ in range(programs):
             operations = []
             for _ in range(length):
-                # Each mnemonic comes once, in random order, before any comes again.
+                # Each entry comes once, in random order, before the next round of entries begins.
                 order = order or rng.sample(round_entries, len(round_entries))
                 operations.append(operation(rng, *order.pop()))
             _compare(rng, operations, report)

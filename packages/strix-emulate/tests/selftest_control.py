@@ -7,8 +7,7 @@ import selftest
 from strix_emulate.errors import EmulatorError
 from test_checks import EXCHANGE, LOAD, STORE, execute
 
-#: For each condition, an instruction that makes it true, and one that makes it false. s4
-#: is never 0.
+#: For each condition, an instruction that makes it true, and one that makes it false.
 _CONDITIONS = {
     "scc0": ("s_cmp_lg_u32 s4, s4", "s_cmp_eq_u32 s4, s4"),
     "scc1": ("s_cmp_eq_u32 s4, s4", "s_cmp_lg_u32 s4, s4"),

@@ -339,7 +339,8 @@ def _two_addresses(name: str) -> Case:
 def _scalar(name: str, words: int) -> Iterator[Case]:
     """Yield cases of loads to s16 and the registers after it, with constant and register offsets.
 
-    The loaded data is divided into quarters. v20 to v23 get the first word of each quarter.
+    The loaded data is divided into quarters. v20 to v23 get the first word of each quarter, or all
+    words if there are fewer than four.
     """
     data, cells = _random(name)
     base = "s[8:11]" if "buffer" in name else "s[6:7]"
@@ -356,7 +357,7 @@ def _scalar(name: str, words: int) -> Iterator[Case]:
 def _counter_case(name: str) -> Case:
     """Return a case that counts 20 lanes, then all lanes.
 
-    M0 places the counter in the cell of thread 2.
+    M0 and the offset place the counter in the cell of thread 2.
     """
     data, cells = _random(name)
     body = (

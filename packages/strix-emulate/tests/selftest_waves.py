@@ -74,7 +74,7 @@ def _compare(name: str, case: oracle_waves.Case, V, S, report: selftest.Report) 
     for register, lanes in enumerate(V):
         for lane, expected in enumerate(lanes):
             got = int(after.V[register, 0, lane])
-            # The expected value comes first, because a Between defines the comparison.
+            # If the expected value is a Between, it defines the comparison.
             if expected != got:
                 expected_text = hex(expected) if isinstance(expected, int) else expected
                 report.disagreements.append(

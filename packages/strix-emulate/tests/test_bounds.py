@@ -178,7 +178,7 @@ def test_kernels_without_a_size(elf: bytes, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def make_overlapping_pack(data: bytes, count: int) -> bytes:
-    """Return a pack in which every entry is the whole pack."""
+    """Return a pack in which every entry is all of the data."""
     entry = struct.pack("<5I", 0, 128, 0, len(data), 2) + b"a\0"
     raw = entry * count + data
     head = struct.pack("<4s3I", b"AKS2", len(raw), count, len(entry) * count)
@@ -186,7 +186,7 @@ def make_overlapping_pack(data: bytes, count: int) -> bytes:
 
 
 def test_a_pack_whose_entries_overlap(elf: bytes) -> None:  # noqa: F811
-    """Without a check for overlaps, a pack of ten kilobytes would unpack to eight gigabytes."""
+    """Without a check for overlaps, a pack of ten kilobytes would unpack to a gigabyte."""
     pack = make_overlapping_pack(bytes(1 << 24), 64)
     assert len(pack) < 10_000
     with pytest.raises(LoadError, match="^pack: AKS2 entries overlap"):
@@ -203,7 +203,7 @@ def test_a_stream_that_asks_for_memory() -> None:
     """An xz block names the size of its dictionary. Here the dictionary has four gigabytes."""
     stream = bytearray(lzma.compress(b"a"))
     size = 4 * (stream[12] + 1)
-    assert stream[14:16] == b"\x21\x01"  # The filter is LZMA2, with one byte.
+    assert stream[14:16] == b"\x21\x01"  # The filter is LZMA2, with one byte of properties.
     stream[16] = 40
     struct.pack_into("<I", stream, 12 + size - 4, zlib.crc32(stream[12 : 12 + size - 4]))
     with pytest.raises(LoadError, match=r"damaged AKS2 pack \(Memory usage limit exceeded\)"):

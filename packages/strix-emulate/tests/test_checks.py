@@ -234,7 +234,7 @@ s_endpgm
 def test_a_loop_of_swaps_begins_with_a_plain_load(native):
     """The plain load is no race, because the swap compares the loaded value.
 
-    The address of the swap may be a scalar register with an offset, or a pair of vector registers.
+    The swap's address is in a pair of scalar registers with an offset, or in vector registers.
     """
     kind = {"threads": 32, "size": 32, "grid": (20,), "batch": 8, "second": "inout"}
     wide = "v_add_co_u32 v5, s8, s6, v1\nv_add_co_ci_u32_e64 v6, null, s7, 0, s8\nagain:"
@@ -242,7 +242,7 @@ def test_a_loop_of_swaps_begins_with_a_plain_load(native):
     for correct in (SWAPS, with_address.replace("v4, v1, v[2:3]", "v4, v[5:6], v[2:3]")):
         assert (execute(correct, native=native, **kind) == 20).all()
     for faulty in (
-        # Nothing compares the result of the load.
+        # No swap compares the result of the load.
         SWAPS.replace("cmpswap_b32 v4, v1, v[2:3]", "add_u32 v4, v1, v2").replace("vccnz", "vccz"),
         # The swap compares another value than the loaded one.
         SWAPS.replace("again:", "again:\nv_and_b32 v3, v3, v3"),
@@ -356,9 +356,9 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
 
 
 def test_a_racing_load_of_waves_that_end_in_another_batch_is_judged():
-    """All workgroups load word 0. The first one changes the word.
+    """All workgroups load words 0 to 31. The first one changes these words.
 
-    The last workgroup stores the loaded value in another word.
+    The last workgroup stores the loaded values in other words.
     """
     body = IN_PLACE.replace("s_cmp_lg_u32 s8, 0", "s_cmp_lg_u32 s2, 0").format(
         used="s_add_u32 s9, s2, s8", last="{last}"

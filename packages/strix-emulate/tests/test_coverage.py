@@ -98,7 +98,7 @@ def test_comparison_of_lanes_can_fail(monkeypatch):
 
 
 def test_a_second_result_is_a_disagreement(monkeypatch):
-    """The instruction seems to change the other half of its destination, or another register."""
+    """The instruction seems to change the other half of its destination."""
     before = selftest.operation
 
     def misled(rng, name, file, entry):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The emulator quickly raises one of its own errors for mutants of every file that it reads."""
+"""For mutants of the files that it reads, the emulator quickly gives a result or its own error."""
 
 import io
 import json
@@ -102,7 +102,10 @@ def test_a_pipe_is_not_read_for_ever(elf: bytes, tmp_path) -> None:  # noqa: F81
 
 
 def test_bombs_are_refused_before_they_are_unpacked(elf: bytes) -> None:  # noqa: F811
-    """Each file has a few hundred kilobytes, but unpacks to more than a code object may have."""
+    """Files of at most a few hundred kilobytes unpack to more than a code object may have.
+
+    The second file only claims to unpack to so much. The last file has zip files in zip files.
+    """
     zeros = zlib.compress(bytes(1 << 20), 9)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file, file.open("a", "w") as out:

@@ -102,7 +102,7 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
 
 
 def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
-    """A race ends a kernel of a user's library, and is only noted in ROCm, torch and vLLM."""
+    """A race ends a kernel of a user's library. In ROCm, torch and vLLM, this needs --strict."""
     image = compile_device_code(HIP_PROGRAMS / "race.hip", folder / "race.hsaco")
     caller = folder / "caller.c"
     caller.write_text("int race(void);\nint main(void) { return race(); }\n")
@@ -130,7 +130,7 @@ def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
 
 
 def test_checks_of_kernels_that_headers_bring_only_note(folder: Path) -> None:
-    """In a user's program, a race is only noted if the kernel comes from rocPRIM's headers."""
+    """In a user's program, a race ends a kernel of rocPRIM's headers only with --strict."""
     source = folder / "headers.hip"
     text = (HIP_PROGRAMS / "race.hip").read_text()
     text = text.replace('"hip.h"', f'"{HIP_PROGRAMS / "hip.h"}"')

@@ -221,7 +221,7 @@ def test_a_client_that_stops_in_the_middle() -> None:
     ],
 )
 def test_a_server_that_cannot_start_gives_the_reason(arguments: dict, words: bytes) -> None:
-    """A pool that could shrink is refused, and without a libLLVM no kernel can be launched."""
+    """A pool that could shrink or is too small is refused, and so is a missing libLLVM."""
     client = start(**arguments)
     status, text = client.receive()
     assert status

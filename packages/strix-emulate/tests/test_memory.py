@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Memory accesses that `selftest_memory` does not test: ranges of buffers, and apertures."""
+"""Tests beyond `selftest_memory`: buffer ranges, mixed apertures, counters, reused shadows."""
 
 import os
 import struct
@@ -34,7 +34,7 @@ buffer_load_b32 v20, v1, s[8:11], s12 offen
 
 
 def records(first: str, resource: int, name: str = "load_b32 v20", wide: int = 16) -> list[int]:
-    """Return the words that threads load from a buffer of 32 records, in an array of 48 records."""
+    """Return the words that threads load from a buffer of 32 records, in an array of 96 records."""
     body = f"""
 v_mov_b32 v20, 0
 v_add_nc_u32 v30, 8, v0
@@ -92,7 +92,7 @@ def test_a_buffer_that_is_swizzled() -> None:
 def test_records_that_nobody_has() -> None:
     """A store beyond the buffer's range does nothing.
 
-    A store in the range, but outside of the array, causes a trap.
+    A load in the range, but outside of the array, causes a trap.
     """
     stored = records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0")
     assert stored == [0] * 32

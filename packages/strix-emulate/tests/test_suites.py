@@ -126,7 +126,7 @@ def test_pip_installs_the_emulator_with_its_plugin_for_vllm() -> None:
 
 
 def test_no_launch_ends_because_of_its_size() -> None:
-    """Within a case's ten minutes, two cores execute at most 97 million instructions a second."""
+    """Within a case's ten minutes, each of two cores executes at most 97 million instructions/s."""
     budget = int(suites.DEVICE[suites.DEVICE.index("--budget") + 1])
     assert budget > 2 * 600 * 97_000_000
 

@@ -80,7 +80,7 @@ def test_as_two_waves_of_32(seed):
 
 
 def test_a_difference_is_seen():
-    """The control is an instruction that depends on other lanes."""
+    """The control is an instruction whose result depends on the lane's number in the wave."""
     assert find_differing(["v_mbcnt_hi_u32_b32 v1, -1, 0"] * 8)
 
 

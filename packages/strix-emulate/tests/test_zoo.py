@@ -244,7 +244,7 @@ ATOMIC_CASES += [("xchg", "i32"), ("xchg", "fp32")]
 def test_atomics(op, kind, cells):
     """Atomics may run in any order. Sums of small integers are exact in each order.
 
-    The old values that atomics return are tested, too.
+    The old values that exchanges return are tested, too.
     """
     n = 100
     x = np.arange(1, n + 1).astype(TYPES[kind])
@@ -284,7 +284,7 @@ def test_atomics_of_one_cell(kind):
 @pytest.mark.parametrize("small", [2, 16, 32, 64])
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "fp64", "i32", "i64", "i8", "u16"])
 def test_small_tensors_are_changed_in_place(kind, small):
-    """Several waves load a small tensor, and only one wave stores it.
+    """Several waves load each element of a small tensor, and only one wave stores it.
 
     Races of the other waves' loads are only noted, because the loaded values are not used.
     """
@@ -301,7 +301,7 @@ def test_small_tensors_are_changed_in_place(kind, small):
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", ["fp32", "i8"])
 def test_waves_that_store_what_others_change_are_a_race(kind, native):
-    """Several waves load and store 64 or more elements. One wave loads and stores 16 elements."""
+    """Several waves store 64 or more elements. Only one wave stores 16 elements."""
     options = Options(budget=100_000, native=native)
     for n in (64, 128):
         with pytest.raises(Trap, match="race: global memory"):

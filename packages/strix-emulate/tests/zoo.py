@@ -128,7 +128,7 @@ def locked_tensor(lock, out, LOCK: tl.constexpr, MIRROR: tl.constexpr, BLOCK: tl
 def scalar_atomics(out):
     """Change the same two cells in each workgroup.
 
-    LLVM expands the atomics into loops of compare-and-swaps, which begin with scalar loads.
+    LLVM expands atomics on floats into loops of compare-and-swaps, which begin with scalar loads.
     """
     number = tl.program_id(0).to(out.dtype.element_ty)
     tl.atomic_max(out, number)
@@ -139,7 +139,7 @@ def scalar_atomics(out):
 def in_place(x, y, n, SMALL: tl.constexpr, LARGE: tl.constexpr):
     """Double tensors in place.
 
-    If a tensor is smaller than the workgroup, each wave loads it, and only one wave stores it.
+    If a tensor is smaller than the workgroup, several waves load each element, and one stores it.
     """
     i = tl.arange(0, SMALL)
     j = tl.arange(0, LARGE)
@@ -260,7 +260,10 @@ def _type(argument) -> str:
 
 
 def numbers(kind: str, n: int, seed: int = 0, small: bool = False) -> np.ndarray:
-    """Return random numbers of a type: -4 to 4, or the whole range of an integer type."""
+    """Return random numbers of a type: floats from -4 to 4, or integers of the whole range.
+
+    With `small`, integers are from -9 to 9, or from 0 to 9 if the type is unsigned.
+    """
     rng = np.random.default_rng(seed)
     dtype = np.dtype(TYPES[kind])
     if dtype.kind == "f":

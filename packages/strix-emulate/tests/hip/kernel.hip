@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Features that kernels need of a device: a stack for recursion and function pointers, clocks, a grid barrier
-// in a launch that is not cooperative, managed variables, abort(), freed memory, and a heap that does not
-// fit. The argument names the feature. Exits with 0 if the result is right.
+// in a launch that is not cooperative, managed variables, abort(), freed memory, padding of LDS, and a heap that
+// does not fit. The argument names the feature. Exits with 0 if the result is right.
 #include "hip.h"
 #include <string.h>
 

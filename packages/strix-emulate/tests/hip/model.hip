@@ -99,9 +99,8 @@ template <bool between> static __device__ void two_sums(int *data) {
 KERNEL storage_reused(int *data) { two_sums<false>(data); }
 KERNEL storage_reused_behind_a_barrier(int *data) { two_sums<true>(data); }
 
-// Merge two sorted halves of data[64...] by searches, as HeCBench's merge does. Without the second bound,
-// the last thread reads past the end of a short half. If the halves are separate arrays, this read is out of
-// bounds.
+// Search in the second half of data[64...], as HeCBench's merge does. Without the bound, a thread whose number
+// exceeds the whole half reads past the half's end, which is the end of data.
 template <bool bounded> static __device__ void merged(int *data) {
     const int length = 96, own = (int)LANE;
     int below = 0;

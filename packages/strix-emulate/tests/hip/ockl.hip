@@ -44,7 +44,7 @@ __global__ void grid(int *data, int *out, int groups) {
     }
 }
 
-/* One launch allocates small and large pieces; another one reads and frees them. */
+/* One launch allocates pieces of one size; another one reads and frees them. */
 __global__ void allocate(int **out, int size) {
     int t = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
     int *here = (int *)__ockl_dm_alloc(size * 4);

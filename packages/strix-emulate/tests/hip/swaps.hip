@@ -88,7 +88,7 @@ KERNEL in_lds(int *data) {
     if (!LANE) add(data + 32, (int)sum == count[0] && count[0] == count[1] ? count[0] : 1000);
 }
 
-// Faulty: the loaded value is not the compared one, or another store changes the word.
+// Faulty: the loaded value is not the compared one, or another store changes a loaded word.
 KERNEL not_compared(int *data) {
     if (LANE & 31) return;
     int loaded = data[32], old = 0;
