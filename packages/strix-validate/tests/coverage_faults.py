@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Faults that have an effect only in a second iteration, a large batch or with a rare argument.
 
-The entries have the format of vllm_faults.py. Each names the quick check that was added for the
-fault. No other quick check fails with the fault.
+The entries have the format of vllm_faults.py. Each names a quick check that was added for the
+fault. A fault for which two checks were added has two entries. No other quick check fails with it.
 """
 
 from vllm_faults import (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines with distributions whose updates keep an old kernel, and machines without a fault."""
+"""Machines with old kernels, most of which updates do not replace, and machines without a fault."""
 
 from hosts import UBUNTU, released
 from later_threads import command_line, gtt, memory, status

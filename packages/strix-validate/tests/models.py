@@ -120,8 +120,8 @@ _BY_HAND = {
         vocab_size=200064,
     ),
 }
-#: Models that are not in CONFIGS, because they have sparse attention or Mamba layers, or generate
-#: no tokens.
+#: Models that are not in CONFIGS, most of them because they have sparse attention or Mamba layers,
+#: or generate no tokens.
 _WITHOUT = (
     "DeepSeek-V4-Flash",
     "GLM-5",
@@ -139,9 +139,10 @@ def _read(folder: str) -> dict[str, dict]:
 
 FILES = _read("configs")
 FORMATS = FILES.pop("formats")
-#: Models of 2026, with the values of transformers 5.24's configurations and of publishers' files.
+#: Models that were in use in 2026, with the values of transformers 5.24's configurations and of
+#: publishers' files.
 SHAPES = _read("shapes")
-#: Models from public issue threads for which `models` gave a wrong answer or none.
+#: Models from public issue threads.
 THREADS = _read("threads")
 CONFIGS = _BY_HAND | {
     name: config for name, config in (FILES | SHAPES).items() if name not in _WITHOUT

@@ -37,7 +37,7 @@ RECORD = Path(__file__).with_name("coverage.json")
 #: coverage.json has this word instead of the name of a case if several cases have the same value.
 SEVERAL = "several"
 _SECONDS = 600
-#: Kinds of values of a required argument. It is no gap if an argument has only one kind of value.
+#: Kinds of values of a required argument. It is no gap if such an argument has only one kind.
 REQUIRED = {"a tensor", "a number", "a value"}
 #: Cases that run in full, because their first and last programs do nothing. Those programs have
 #: tokens without an adapter, or adapters without tokens.
@@ -155,7 +155,7 @@ def merge(records: dict[str, dict]) -> dict:
 
 
 def _drop_constant_values(merged: dict) -> dict:
-    """Remove flags that are sizes, and arguments that do not vary, from a merged record."""
+    """Remove from a merged record flags that are sizes, and flags and arguments always given."""
     kernels = {}
     for name, kernel in merged["kernels"].items():
         flags = {

@@ -124,8 +124,8 @@ def test_each_speed_has_a_source_and_a_format() -> None:
         assert set(row["formats"]) <= forms
 
 
-#: For formats that vLLM refuses on gfx1151, the start of vLLM's message and the format to use
-#: instead.
+#: For formats that vLLM refuses on gfx1151, the start of vLLM's message, and a part of the advice
+#: about what to use instead.
 REFUSED = {
     "fp8 static": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),
     "modelopt fp8": ("Failed to find a kernel that can implement the ScaledMM", "FP8 in blocks"),

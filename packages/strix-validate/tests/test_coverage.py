@@ -100,9 +100,10 @@ def new_gaps(library: str, record: dict) -> list[str]:
 @skip_without("triton")
 @pytest.mark.parametrize("run_all", [False, True])
 def test_what_a_launch_is_recorded_as(run_all):
-    """Running only some programs of the grid gives the same record.
+    """Running only the first and the last trip of a loop gives the same record.
 
-    In this kernel, the last program makes the most trips of the loop, and the last program runs.
+    In this kernel, the last program makes the most trips. All five programs run, because they are
+    few.
     """
     program = (
         "import json, interpreted, record_coverage; from strix_validate.triton import interpreter; "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""For mutants of every file that it reads, the validator reports a fault or leaves the file out."""
+"""With mutants of the files that it reads, the validator answers or gives one clear message."""
 
 import json
 import os
@@ -196,7 +196,7 @@ def test_a_module_that_is_called_vllm(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_indexes_of_weights(tmp_path: Path, damage) -> None:
-    """If the index is damaged, absurd, or larger than memory, the sizes come from the config."""
+    """If the index is damaged, absurd, or has 3 GiB, the sizes come from the config."""
     file = tmp_path / "model.safetensors.index.json"
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     huge_size = b'{"metadata": {"total_size": 1%s}}' % (b"0" * 400)
@@ -225,7 +225,7 @@ def load_record(file: Path) -> record.Record:
     "read", [read_json_object, lambda file: run_models(str(file)), load_record]
 )
 def test_no_config_is_read_for_ever(read, tmp_path: Path) -> None:
-    """The reader refuses a pipe, and a file that is larger than memory."""
+    """The reader refuses a pipe, and a file of 3 GiB."""
     file = tmp_path / "config.json"
     with file.open("wb") as sparse:
         sparse.truncate(3 << 30)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run the doctor on machines made of files: healthy, with one or more faults, and with garbage."""
+"""Run the doctor on machines made of files: healthy, with one or more faults, and empty."""
 
 import json
 import os
@@ -298,7 +298,7 @@ def test_a_gpu_next_door(tmp_path):
 
 
 def test_command_on_a_host_without_amd_gpu(tmp_path):
-    """The exit status is 1, with one finding and no traceback, and torch is not imported."""
+    """The exit status is 1, with one error and no traceback, and torch is not imported."""
     done = command(hosts.without_gpu(tmp_path))
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     findings = json.loads(done.stdout)["findings"]

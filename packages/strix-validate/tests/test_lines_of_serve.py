@@ -2,8 +2,8 @@
 """vLLM 0.33.0 accepts each command line of `vllm serve` that is printed.
 
 vLLM refuses to start if one request of the model's length does not fit into the cache. The tests
-apply vLLM's arithmetic to each line. It is in _max_memory_usage_bytes_from_groups and in its caller
-(_check_enough_kv_cache_memory, get_kv_cache_configs) of v1/core/kv_cache_planning.py,
+apply vLLM's arithmetic to each line. It is in _max_memory_usage_bytes_from_groups and in its
+callers (_check_enough_kv_cache_memory, get_kv_cache_configs) of v1/core/kv_cache_planning.py,
 with the sizes of v1/kv_cache_interface.py. With VLLM_SOURCE set, vLLM's own code, including its
 argument parser, judges the lines (serve_lines.py).
 """
@@ -65,7 +65,8 @@ def count_cache_bytes(config: dict, length: int) -> int:
     if not kinds:
         return 0
     # vLLM divides the layers of each kind into groups of equal size: as many layers as the rarest
-    # kind has. The last group of a kind is padded.
+    # kind has, or as the most frequent kind has if that is less than 1.5 times as many. The last
+    # group of a kind is padded.
     size = min(kinds.values())
     if max(kinds.values()) < 1.5 * size:
         size = max(kinds.values())
@@ -120,7 +121,7 @@ def test_vllm_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) > 250
     refusals = {key: refusal(ALL[key[0]], line) for key, line in lines.items()}
     assert {key: message for key, message in refusals.items() if message} == {}
-    # Not every line has the flag. The lines that have it would be refused without it.
+    # Not every line has the flag. Many lines that have it would be refused without it.
     short = {key: line for key, line in lines.items() if "--max-model-len" in line}
     assert 20 < len(short) < len(lines)
     refused = []

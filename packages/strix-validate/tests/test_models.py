@@ -151,7 +151,7 @@ def test_page_and_table_agree() -> None:
     assert all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
 
 
-#: Billions of parameters of models of 2026: the publisher's number, and the number in the class of
+#: Billions of parameters of models: the publisher's number, and the number in the class of
 #: transformers 5.24 for the same file, without the head for multi-token prediction.
 PARAMETERS = {
     "Qwen3.5-122B-A10B": (122, 122.563),
@@ -178,7 +178,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_model_of_2026_ends_the_command(name: str) -> None:
-    """Some of these models have no dense layers. A refusal names the unknown format or part."""
+    """vLLM refuses only GLM-5. For each other model, the answer has the size of its weights."""
     assert name in PARAMETERS
     answer = command.answer(SHAPES[name], None, None)
     text = "\n".join(command.describe("NAME", answer, Tree()))
@@ -383,7 +383,7 @@ def header(shapes: dict[str, list[int]], data_bytes: int = 1 << 20) -> bytes:
 
 @pytest.fixture
 def flux(tmp_path: Path) -> Path:
-    """Make a folder in diffusers' layout: a transformer in two files, a decoder in two dtypes."""
+    """Make a folder in diffusers' layout: a transformer in two files, a decoder in two variants."""
     index = {
         "_class_name": "FluxPipeline",
         "_diffusers_version": "0.37.0",

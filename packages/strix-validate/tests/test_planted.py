@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run all checks of a size against a kernel with one fault at a time.
+"""Run checks against a kernel with one fault at a time.
 
 tiled.Kernel replaces the kernels of scaled_dot_product_attention and flash-attn. Without a fault,
 tiled.Kernel passes every check. With any fault, at least one check fails. test_faults.py has faults
@@ -473,7 +473,7 @@ def cases(size: Size) -> list[flash_cases.FlashCase]:
 
 
 def results(kernel: tiled.Kernel, size: Size, only: str = "") -> Iterator[Result]:
-    """Yield the results of all checks of a size with a kernel, except those of torch.compile.
+    """Yield the results of all checks of a size with a kernel, except `compiled` and `finite`.
 
     Only checks are run whose names begin with `only`.
     """

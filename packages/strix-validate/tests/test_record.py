@@ -155,7 +155,7 @@ def test_a_skip_that_is_not_expected_fails():
         ("gfx1151_sample_h1_0", "hipErrorInvalidHandle", State.SKIPPED),
         ("gfx1151_sample_h1_0", "hipErrorNotSupported", State.SKIPPED),
         ("gfx1151_core_h1_0", "hipErrorNotSupported", State.SKIPPED),
-        # The following sets have all kernels that the library knows.
+        # The set explains none of the following errors.
         ("gfx1151_core_h1_0", "hipErrorInvalidHandle", State.FAILED),
         ("gfx1151_h1_0", "hipErrorNotSupported", State.FAILED),
         ("gfx1151_upstream_h1_0", "hipErrorInvalidHandle", State.FAILED),

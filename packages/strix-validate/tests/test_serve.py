@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The logic of the serving tier, with a mock of vLLM that has one fault at a time.
+"""The logic of the serving tier, with a mock of vLLM that is correct or has faults.
 
 test_serve_url.py tests the functions that judge answers.
 """

@@ -31,7 +31,7 @@ def short_turns(monkeypatch):
 
 
 def soak_with(fault, folder, clock=None):
-    """Run the recorder with a faulty worker until it ends; return the record."""
+    """Run the recorder with a faulty worker until it ends; return the record's checks by id."""
     story = command.Story(make().device)
     files = command.SoakRecord(folder, story)
     worker = (str(FAULTY), fault)
@@ -88,7 +88,7 @@ def test_a_real_hang_ends_with_what_ran_and_leaves_no_process(tmp_path, monkeypa
     monkeypatch.setattr(LineProcess, "__init__", start)
     reason = soak_with("hang", tmp_path, clock)["soak/whole"].reason
     assert "in product, its step 4" in reason
-    # The limit is 7200 seconds. The message comes a few seconds later.
+    # A leap of 7200 seconds exceeds the limit of 3600 seconds. The wait adds a few seconds.
     assert "no progress for 72" in reason
     assert len(started) == 2
     assert not any(Path("/proc", str(pid)).exists() for pid in started)

@@ -27,7 +27,7 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def write(file: Path, arch: str = "qwen3", **changes: object) -> Path:
-    """Write a GGUF file of one layer, as llama.cpp's converter does."""
+    """Write a GGUF file, as llama.cpp's converter does. It has only three of the tensors."""
     gguf = pytest.importorskip("gguf")
     numpy = pytest.importorskip("numpy")
     writer = gguf.GGUFWriter(file, arch)

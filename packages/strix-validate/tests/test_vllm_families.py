@@ -243,7 +243,7 @@ def test_spoilt_results_are_caught(name):
 
 def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) <= {check for check, *_ in SPOILT.values()}
-    # These checks have no planted fault: they are slow, or planted faults of other checks are in
+    # These checks need no planted fault: they are slow, or planted faults of other checks are in
     # the same kernels.
     slow = {"gdn-prefill", "rejection", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}

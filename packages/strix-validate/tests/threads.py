@@ -93,7 +93,7 @@ class Machine:
         files: Files that differ from those of the healthy host.
         expected: Results by check. All other checks must neither warn nor fail.
         refusal: The errno of opening a device file, or 0 if it opens.
-        device: The owner and mode of the device files; None if they cannot be read.
+        device: The group, mode and driver of the device files; None if they cannot be read.
         rate: The rate of copies from writable memory, in bytes per second.
     """
 

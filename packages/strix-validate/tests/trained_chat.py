@@ -121,7 +121,7 @@ class Handler(trained_server.Handler):
         self.wfile.write(data)
 
     def chat_tokens(self, body, prompt, choice):
-        """Return an answer's tokens, up to its end or the limit. A schema or tool forces tokens."""
+        """Return an answer's tokens and log probabilities. A schema or tool forces tokens."""
         fault = self.server.fault
         number = body["max_tokens"]
         number += fault == "chat-one-more"

@@ -278,7 +278,7 @@ class Handler(BaseHTTPRequestHandler):
     def take_tie(self, reader, prompt, place):
         """Return the likeliest token.
 
-        A server with ties returns the tied token for the second of two equal requests.
+        A server with ties returns the tied token once for the second of three equal requests.
         """
         server = self.server
         if server.style != "ties" or place != 5:
@@ -289,7 +289,10 @@ class Handler(BaseHTTPRequestHandler):
         return list(self.rank_tokens(reader))[1 if is_second else 0]
 
     def sample(self, prompt, number, body, choice):
-        """Return drawn tokens, or at temperature 0 the likeliest after penalties and biases."""
+        """Return drawn tokens, or at temperature 0 the likeliest after penalties and biases.
+
+        Each token has the log probability RIGHT.
+        """
         fault = self.server.fault
         server = self.server
         seed = 5 if fault == "seed-constant" else body.get("seed")

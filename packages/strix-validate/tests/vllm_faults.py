@@ -239,7 +239,7 @@ _NEXT_SLOT = (
 _FIRST_EXPERT = ("tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)")
 _KV_HEADS = "(num_query_heads // num_queries_per_kv)"
 #: Faults in strides, which have an effect because the server's tensors are slices or interleaved.
-#: The other faults need batches of several tiles, several key heads, or a few queries.
+#: Most other faults need batches of several tiles, several key heads, or a few queries.
 LAYOUT = {
     "queries read as contiguous": (_UNIFIED, *_ROWS, "prefill"),
     "queries read as contiguous in decoding": (_UNIFIED, *_ROWS, "decode"),
@@ -345,8 +345,8 @@ LAYOUT = {
         "moe-swizzle",
     ),
 }
-#: Faults in paged attention, the cache's writer, rope, norms and experts, and in whole models.
 _MASKED = ('& seq_mask, S, float("-inf")', "& seq_mask, S, -100.0")
+#: Faults in paged attention, the cache's writer, rope, norms and experts, and in whole models.
 ATTENTION = {
     "masked keys get the score -100": (_UNIFIED, *_MASKED, "prefill-low"),
     "masked keys get the score -100 in decoding": (_UNIFIED, *_MASKED, "decode-low"),
