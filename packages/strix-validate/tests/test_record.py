@@ -14,7 +14,7 @@ import program
 import pytest
 from records import FAILED, make
 from strix_validate import cli, skips, terminal, tiers
-from strix_validate.checks import Check, Result, RunOptions, State, is_named
+from strix_validate.checks import Check, Result, RunOptions, Severity, State, is_named
 from strix_validate.doctor import host
 from strix_validate.reporting import record
 from strix_validate.reporting.page import render
