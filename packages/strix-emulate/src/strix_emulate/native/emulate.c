@@ -3,9 +3,9 @@
 // functions on numpy arrays.
 //
 // operations.inc has the functions of the operations. generate.py generates it from the tables.
-// strix_run stops before an instruction that it cannot judge, because of a possible race, an
-// address out of bounds or a partial EXEC. Python then executes that instruction with numpy, or
-// traps.
+// strix_run stops before an instruction that it cannot judge, for example because of a possible
+// race, an address out of bounds or a partial EXEC. Python then executes that instruction with
+// numpy, or traps.
 #include "numbers.h"
 
 // Loops over n lanes. LANES requires a multiple of 32, so that its vector code has no remainder.
@@ -68,7 +68,7 @@ typedef struct {
   uint32_t *writers, *store_addresses;
   const int64_t *slots;  // row of each wave in LDS or scratch
   int64_t size, stride, shift, strict, co_writers;
-  const Range *ranges;  // sorted ranges of global memory, of which the first may be empty
+  const Range *ranges;  // sorted ranges of global memory; a range may be empty
   int64_t range_count, last_range;
   uint64_t accessed_ranges;  // bit mask of the ranges that were accessed
 } Memory;

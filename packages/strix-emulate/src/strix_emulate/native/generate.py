@@ -31,7 +31,7 @@ _FAST = (
     "-fpeel-loops",
 )
 #: Compiler options by level of x86-64. The library of level 2 is compiled with -O1, which takes
-#: half the time, because only processors from before 2013 need that library.
+#: half the time, because only processors without AVX2 need that library.
 LEVELS = {
     2: ("-O1",),
     3: _FAST,

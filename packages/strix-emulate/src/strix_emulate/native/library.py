@@ -2,8 +2,8 @@
 """Loading of libstrix-emulate, and encoding of instructions for it.
 
 The C library is optional: without it, numpy executes all instructions. emulate.c stops before an
-instruction that it cannot judge, because of a possible race or an address out of bounds. numpy then
-executes that instruction. So results and traps are the same with and without C.
+instruction that it cannot judge, for example because of a possible race or an address out of
+bounds. numpy then executes that instruction. So results and traps are the same with and without C.
 """
 
 import ctypes
@@ -183,6 +183,7 @@ class Library:
 
         Raises:
             OSError: The library cannot be loaded, or was compiled from another version.
+            AttributeError: The library lacks a function.
         """
         self.path = path
         library = ctypes.CDLL(str(path))
@@ -239,7 +240,7 @@ def reload() -> None:
 
 
 def processor_level() -> int:
-    """Return the machine's level of x86-64, from 2 to 4, or 1 if it is not known."""
+    """Return the machine's level of x86-64, from 1 to 4. It is 1 if it is not known."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -44,8 +44,9 @@ static inline int read_resource(const State *w, const Op *o, long wave, uint64_t
 // Offsets of inactive lanes, and of lanes outside of a buffer's range.
 enum { IDLE = -1, OUT = -2 };
 
-// Does the same as locate in vector code. Returns 0 if that is impossible: all addresses must be in
-// the range of the last access, in LDS or in scratch.
+// Does the same as locate in vector code. Returns 0 if that is impossible, for example if the
+// access has a buffer resource, or if an address is outside of LDS, of scratch or of the range of
+// the last access.
 static int locate_fast(const State *w, const Op *o, int64_t *at, const void *first,
                        const uint32_t *second, int write, int *changing) {
   const Memory *m = &w->memory[o->memory];

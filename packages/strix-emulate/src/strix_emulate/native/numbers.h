@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Conversions that C lacks. Their results are the same as numpy's, even for NaN.
+// Conversions and other numeric functions. Unless a comment says otherwise, their results are the
+// same as numpy's, even for NaN.
 #ifdef __F16C__
 #include <immintrin.h>
 #endif

@@ -226,7 +226,7 @@ class Run:
         checks: Findings | None,
         first: int = 0,
     ) -> None:
-        """Execute the steps from `first` on, in C if there is a plan, or else one by one."""
+        """Execute the steps from `first` on: in C, or one by one if the checks have no plan."""
         count = len(self.ops)
         session = self.session
         start = self._starts[first]
@@ -235,8 +235,8 @@ class Run:
             if checks:
                 plan = self._plan(g.queues.state, first, checks)
                 if plan is None:
-                    # A wait is missing, or waves that were joined have different counters. So numpy
-                    # executes the steps one by one.
+                    # A wait is missing. numpy executes the steps one by one, and the check of a
+                    # step reports the missing wait.
                     for step in self.steps[first:]:
                         step.execute(g, checks)
                     return

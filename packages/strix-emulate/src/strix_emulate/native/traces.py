@@ -27,7 +27,8 @@ from strix_emulate.native.runs import Run, Session
 _ENTRIES_BEFORE_TRACE = 8
 #: Maximum number of blocks of a trace.
 _MAX_BLOCKS = 64
-#: Maximum number of traces that are tried for a block if waves leave them early.
+#: Maximum number of attempts to trace a block. An attempt fails if the trace would have fewer than
+#: two blocks, or if waves leave it early.
 _MAX_ATTEMPTS = 4
 #: Maximum number of plans that a trace keeps. Waves that have been joined come with many states of
 #: the wait counters.
@@ -67,7 +68,7 @@ class Trace:
         session: The session of the launch, or None between launches.
         blocks: The blocks.
         length: Wave-instructions that a wave executes in the trace.
-        highest: Highest address of the blocks except the first one.
+        highest: Highest start address of the blocks except the first one.
         ops: The operations of all blocks, with the guards between them.
         entered: Number of times that waves entered the trace.
         early_exits: Number of times that waves left the trace before its end.
@@ -152,7 +153,8 @@ class Trace:
     def _plan(self, state: State, checks: Findings) -> Plan | None:
         """Return the plan of the counters up to the end of each block.
 
-        If a wait is missing, return None. Then the blocks are executed without the trace, and trap.
+        If a wait is missing, return None. The blocks are then executed without the trace, and the
+        check reports the missing wait if waves reach it.
         """
         if state not in self._plans:
             if len(self._plans) == _MAX_PLANS:
