@@ -174,7 +174,7 @@ def device(  # noqa: PLR0913 (a command's options)
     log: Annotated[bool, typer.Option(help="Print a line for each launch.")] = False,
     strict: Annotated[
         bool,
-        typer.Option(help="Let findings in ROCm's and torch's libraries end a launch, too."),
+        typer.Option(help="Let every finding end a launch. By default, some are only printed."),
     ] = False,
 ) -> None:
     """Run a program that uses HIP. The emulator executes its kernels."""

@@ -26,7 +26,8 @@ class Buffer:
     """The array that a pointer argument points into.
 
     Attributes:
-        data: The array. A launch copies it to global memory, and copies the results back.
+        data: The array. A launch copies it to global memory, and copies the results back unless the
+            mode is "in".
         mode: "in" traps on stores, "out" traps on loads before a store, "inout" allows both.
         offset: Offset of the pointer from the array's start, in bytes.
         host: Host address of the array, if the kernel may reach it by a pointer in another array;
@@ -135,8 +136,8 @@ def launch(
             host address in Buffer.host.
 
     Raises:
-        Trap: The kernel did something forbidden. The message says where.
-        EmulatorError: The arguments do not match the kernel.
+        Trap: The kernel did something forbidden or unsupported. The message says where.
+        EmulatorError: The arguments do not match the kernel, or the GPU cannot launch this size.
     """
     options = options or Options()
     program = Program(instructions) if instructions is not None else _load(kernel, options)

@@ -22,7 +22,7 @@ _PREFIXES = {
     "v_": "valu",
     "s_": "salu",
 }
-#: Floating-point operations of one v_wmma_*_16x16x16_*: 16**3 products and as many sums.
+#: Operations of one v_wmma_*_16x16x16_*: 16**3 products and as many sums.
 _WMMA_FLOPS = 2 * 16**3
 #: Matches the bits per lane at the end of a memory instruction's name, such as global_load_b128.
 _LANE_BITS = re.compile(r"_[a-z](\d+)$")
@@ -122,11 +122,11 @@ def measure_traffic(launch: Launch) -> dict:
         A dict with these keys.
         memory_bytes: Bytes that global, flat and buffer instructions moved.
         scratch_bytes: Bytes that scratch instructions moved.
-        flops: Floating-point operations of the matrix instructions.
+        flops: Operations of the matrix instructions, also of those on integers.
         bytes_per_flop: memory_bytes / flops, if there are any flops.
-        scratch_bytes_per_iteration: scratch_bytes, divided by how often waves entered the hot
-            block. The hot block is the block that waves entered most often. If some blocks have
-            matrix instructions, only these blocks are considered.
+        scratch_bytes_per_iteration: scratch_bytes, if there are any, divided by how often waves
+            entered the hot block. The hot block is the block that waves entered most often. If
+            some blocks have matrix instructions, only these blocks are considered.
     """
     moved: Counter[str] = Counter()
     matrix_instructions = 0

@@ -148,7 +148,8 @@ class Hostcalls:
         """Answer the packets that are ready.
 
         Raises:
-            Trap: A wave requests a service other than printf and malloc.
+            Trap: A wave requests a service other than printf and malloc, frees an address at which
+                no block starts, or continues a message that it did not begin.
         """
         words = self._words
         ready = int(words[_READY])
@@ -190,7 +191,7 @@ class Hostcalls:
             slot[0] = self._heap.take(size)
 
     def _print(self, slot: np.ndarray) -> None:
-        """Add a part to a message, and print the message if it is the last part.
+        """Add a part to a message. If it is the last part, print the message or add it to `text`.
 
         The first word of the slot has the message's number, the number of words, and whether the
         part is the first or the last one.

@@ -37,7 +37,8 @@ class DeviceOptions:
         seconds: Seconds of wall-clock time before a launch counts as hung, or None for the default.
         cores: Maximum number of processor cores of a launch.
         log: Print a line for each launch.
-        strict: Findings in ROCm's and torch's libraries end a launch too.
+        strict: Every finding ends a launch. Otherwise, findings in upstream libraries and headers,
+            and those of some checks, are only noted.
         devices: Number of devices that the program sees.
         target: Name of the GPU.
     """
@@ -121,7 +122,7 @@ def execute(command: list[str], options: DeviceOptions) -> None:
     """Replace this process by the program.
 
     Raises:
-        EmulatorError: There is no such program, or the library is missing.
+        EmulatorError: There is no such program or target, or the library is missing.
         DisassemblerError: There is no suitable libLLVM, so nothing could be executed.
     """
     llvm.find_disassembler()

@@ -228,8 +228,9 @@ class DeviceMemory(Arena):
     host wrote.
 
     Attributes:
-        starts, ends: Start and end offsets of the ranges that a kernel may access: arguments,
-            hostcalls, dispatch packet and allocations, sorted.
+        starts, ends: Start and end offsets of the ranges that a kernel may access without a view,
+            sorted: arguments, hostcalls, dispatch packet, and allocations. Left out are
+            allocations that only views reach, and memory that is only reserved for a graph.
         view_starts, view_ends: Start and end addresses of the views, minus BASE.
         view_distances: Distance from the addresses of each view to offsets.
         view_modes: READ_ONLY or WRITABLE for each view.

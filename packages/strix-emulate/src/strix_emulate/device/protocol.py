@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The messages between the stand-in runtime and the server. hip/protocol.h has the same numbers.
 
-A request is a header and bytes, and so is its reply. Integers are little-endian. Addresses are
-offsets in the pool, which is the memory that both sides map. The server checks all values that a
-client sends.
+A request is a header and bytes, and so is its reply. Integers are little-endian. Places in memory
+are offsets in the pool, which is the memory that both sides map. Only the place of a variable is an
+offset in its module's image. The server checks all values that a client sends.
 """
 
 import struct
@@ -107,8 +107,9 @@ class Refused(Exception):
 
     Attributes:
         status: The error that the client's call returns.
-        lasting: Whether every later call of the client fails too. This is so for all errors that a
-            GPU would not report, so that no program continues with missing results.
+        lasting: Whether every later call of the client fails too. This is so for traps, for code
+            that the emulator does not support, and for failures of the emulator, so that no program
+            continues with missing results.
     """
 
     def __init__(

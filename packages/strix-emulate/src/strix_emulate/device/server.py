@@ -35,10 +35,11 @@ from strix_emulate.run.options import Options, Outcome
 from strix_emulate.run.program import Program
 from strix_emulate.statistics import occupancy
 
-#: Checks whose findings end no launch, because code from ROCm's headers in a program's own kernels
-#: has such findings. "stale": grid.sync() empties the caches before its barrier and not after it.
-#: "uninitialised": rocPRIM's block_scan reads padding in the LDS that no store wrote, but does not
-#: use the value. (An unwritten value is NaN, so its use in a kernel shows in the results.)
+#: Checks whose findings end no launch without the option `strict`, because code from ROCm's headers
+#: in a program's own kernels has such findings. "stale": grid.sync() empties the caches before its
+#: barrier and not after it. "uninitialised": rocPRIM's block_scan reads padding in the LDS that no
+#: store wrote, but does not use the value. (An unwritten value is NaN, so its use in a kernel shows
+#: in the results.)
 _WARN_ONLY = frozenset({"stale", "uninitialised"})
 #: Offsets in the pool of the dispatch packet and of the queue.
 _PACKET = LAUNCH + (1 << 19)
@@ -84,7 +85,8 @@ class ServerOptions:
         seconds: Seconds of wall-clock time before a launch counts as hung, or 0 for the default.
         cores: Maximum number of processor cores of a launch.
         log: Print a line for each launch.
-        strict: Findings in ROCm's and torch's libraries end a launch too.
+        strict: Every finding ends a launch. Otherwise, findings in upstream libraries and headers,
+            and those of _WARN_ONLY, are only noted.
         target: The GPU that is emulated.
     """
 
@@ -233,7 +235,7 @@ class Server:
             ) from error
 
     def load(self, data: bytes) -> bytes:
-        """Load a code object or a bundle. Return its number and the bytes of its image."""
+        """Load a code object or a bundle. Return its number and the size of its image."""
         size, _ = unpack(protocol.ORIGIN, data)
         start = protocol.ORIGIN.size + size
         origin = data[protocol.ORIGIN.size : start].decode(errors="replace")
@@ -316,7 +318,7 @@ class Server:
         return b"".join(name.encode() + b"\0" for name in names)
 
     def symbol(self, data: bytes) -> bytes:
-        """Return the address and the size of a variable by name."""
+        """Return the offset of a variable in its module's image, and its size."""
         module, name = self._module_and_name(data)
         variable = module.contents.variables.get(name)
         if variable is None:

@@ -199,7 +199,7 @@ def _patch_accelerator(accelerator, device, stream) -> None:
 
 
 def _make_generator(torch):
-    """Return a torch.Generator for any device: the CPU computes its numbers."""
+    """Return a replacement for the class torch.Generator, which computes on the CPU."""
     base: Any = torch.Generator
 
     class Generator(base):
