@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* The number of devices, the current device of a thread, contexts, and peer access. All devices
-   have the same properties and share one memory, as if several GPUs were in one APU. */
+   have the same properties, except for UUID and PCI bus, and share one memory, as if several GPUs
+   were in one APU. */
 #include "device.h"
 #include <stddef.h>
 #include <stdlib.h>

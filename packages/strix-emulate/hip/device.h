@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Declarations that the source files of the library share. Each file uses only files that are
-   listed above it. */
+/* Declarations that the source files of the library share. Apart from calls of HIP's entry points,
+   each file uses only files that are listed above it. The exception is graph.c, which also uses
+   graph_memory.c. */
 #pragma once
 #include "errors.h"
 #include "protocol.h"
@@ -41,7 +42,8 @@ size_t pool_peak(void);
 hipError_t pool_allocate(void **address, size_t size, enum pool_kind kind);
 /* Frees the allocation that starts at the address, if its kind is in the bit mask `kinds`. */
 hipError_t pool_free(void *address, unsigned kinds);
-/* Frees the memory that the program allocated on a device. */
+/* Frees the memory that the program allocated on a device, except for physical memory, pinned
+   memory of the host, memory of other processes, and memory of graphs. */
 void pool_clear(int device);
 /* Memory of graphs. It is reserved with the kind KIND_GRAPH. pool_occupy allocates reserved memory,
    and pool_free makes it reserved memory again. pool_give_up ends the reservation when no graph
@@ -59,7 +61,8 @@ void pool_assign(void *address, unsigned memory_pool);
 hipError_t pool_import(void **address, const char *path, uint64_t offset, size_t size);
 void pool_drop(void *address);
 const struct pool_entry *pool_find(const void *address);
-/* Returns whether the bytes lie in one allocation, or are memory of the host that is not pinned. */
+/* Returns whether the bytes lie in one allocation or in adjacent views, or are memory of the host
+   that is not pinned. */
 bool pool_holds(const void *address, size_t size);
 bool pool_is_device(const void *address);
 /* Returns the start and the size of the allocation or of the view that contains an address. */
@@ -255,6 +258,7 @@ hipError_t region_make(void **address, size_t size);
 hipError_t region_occupy(void *address);
 bool region_use(void *address);
 void region_drop(void *address);
+/* graph.c */
 void work_free(struct work *work);
 void graph_release(hipUserObject_t object, unsigned count);
 bool graph_retain(hipGraph_t graph, hipUserObject_t object, unsigned count);

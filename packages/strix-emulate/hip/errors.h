@@ -10,13 +10,14 @@
 #define API(name) API_OF(hipError_t, name)
 #define HINT(name) API(name)
 
-/* Takes the lock. Returns the error that all calls return since the device failed, or
-   hipSuccess. */
+/* Takes the lock. Returns the error that all calls return since the device failed,
+   hipErrorNotInitialized in a forked child that cannot use the device, or hipSuccess. */
 hipError_t device_enter(void);
 /* Makes this process the owner of the device. A child that is forked from now on cannot use the
    device. A child that was forked earlier may create a device of its own. */
 void device_own(void);
-/* Releases the lock, remembers an error for hipGetLastError, and returns it. */
+/* Releases the lock, remembers an error for hipGetLastError unless it is hipErrorNotReady, and
+   returns it. */
 hipError_t device_leave(hipError_t error);
 /* Makes all later calls fail with this error. */
 void device_fail(hipError_t error);

@@ -37,8 +37,8 @@ API_OF(hipChannelFormatDesc, hipCreateChannelDesc)(int x, int y, int z, int w,
     return (hipChannelFormatDesc){x, y, z, w, kind};
 }
 
-/* The C++ name by which programs built with HIP before version 4 import
-   hipExtModuleLaunchKernel. */
+/* The C++ names by which programs built with HIP before version 4 import hipExtModuleLaunchKernel
+   and hipHccModuleLaunchKernel. */
 API_OF(
     hipError_t,
     _Z24hipExtModuleLaunchKernelP18ihipModuleSymbol_tjjjjjjmP12ihipStream_tPPvS4_P11ihipEvent_tS6_j)

@@ -90,7 +90,8 @@ static bool are_alike(hipGraph_t a, hipGraph_t b, size_t place) {
 }
 
 /* Returns the reason why a graph's work cannot replace that of another graph, or success. *wrong
-   becomes the first node that differs, or NULL on success. */
+   becomes the first node that differs, or NULL on success. It is unchanged if the numbers of nodes
+   differ. */
 static hipGraphExecUpdateResult compare(hipGraph_t now, hipGraph_t wanted, hipGraphNode_t *wrong) {
     if (now->count != wanted->count) return hipGraphExecUpdateErrorTopologyChanged;
     for (size_t i = 0; i < now->count; i++) {

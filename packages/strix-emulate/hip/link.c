@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* The connection to the server, which is the emulator's process. The server is started at the first
-   use of the device, and communicates with this process over a pair of sockets. The server ends
-   when the client's socket is closed, which happens however the client ends. If the server ends
-   first, the device is lost, and every later call fails. */
+   request, and communicates with this process over a pair of sockets. The server ends when the
+   client's socket is closed, which happens however the client ends. If the server ends first, the
+   device is lost, and every later call fails. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <errno.h>
@@ -68,8 +68,8 @@ static hipError_t receive(void **data, size_t *size) {
 }
 
 /* Executes the server in a forked child. Only functions that are safe between fork and exec are
-   called. The server gets the socket as file descriptor 3 and the pool as 4, and no other file of
-   the client. Its standard output goes to standard error. */
+   called. The server gets the socket as file descriptor 3 and the pool as 4. Of the client's other
+   files, it keeps only standard error, to which its standard output goes too. */
 static void become_server(int socket, int pool, char **arguments, char **environment) {
     socket = fcntl(socket, F_DUPFD, 10);
     pool = fcntl(pool, F_DUPFD, 10);
@@ -95,7 +95,7 @@ static hipError_t start(void) {
                          "4",
                          NULL};
     /* Remove LD_PRELOAD: the server must not load the libraries that are preloaded into the client,
-       which are this library or that of a sanitizer. */
+       such as this library or that of a sanitizer. */
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
     char **environment = calloc(count + 1, sizeof *environment);

@@ -142,8 +142,8 @@ API(hipMemset2D)(void *to, size_t pitch, int value, size_t width, size_t height)
     return hipMemset2DAsync(to, pitch, value, width, height, NULL);
 }
 
-/* Removes the streams and frees the memory of the current device. Loaded code and its variables
-   stay. */
+/* Removes the streams and frees the memory of the current device. Loaded code, its variables, and
+   the memory that pool_clear leaves out stay. */
 API(hipDeviceReset)(void) {
     ENTER();
     for (hipStream_t next, s = stream_first(); s; s = next) {

@@ -135,8 +135,8 @@ API(hipMemPoolGetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *v
     }
     LEAVE(hipSuccess);
 }
-/* Of the counters, only the two high-water marks can be set. Setting one resets it to the current
-   value. */
+/* Of the counters, only the two high-water marks can be set. Setting one to 0 resets both to the
+   current value. */
 API(hipMemPoolSetAttribute)(hipMemPool_t pool, hipMemPoolAttr attribute, void *value) {
     ENTER();
     REQUIRE(pool_is_valid(pool) && value, hipErrorInvalidValue);

@@ -9,7 +9,7 @@
 /* Address of the pool in the client. Device addresses are the client's addresses. */
 #define POOL_BASE 0x200000000000ull
 /* Layout of the pool: the header with the table of allocations, then the data of a launch
-   (arguments and dispatch packet) and the table of views, then the allocations. */
+   (arguments, hostcalls and dispatch packet) and the table of views, then the allocations. */
 #define POOL_LAUNCH (1ull << 20)
 #define POOL_HEAP (2ull << 20)
 #define POOL_VIEWS (POOL_LAUNCH + (768ull << 10))
@@ -100,6 +100,7 @@ struct function_reply {
 struct function_argument {
     uint32_t offset, size;
 };
+/* offset: offset of the variable in the module's image. size: bytes of the variable. */
 struct symbol_reply {
     uint64_t offset, size;
 };

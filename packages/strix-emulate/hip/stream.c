@@ -161,8 +161,7 @@ API(hipEventElapsedTime)(float *milliseconds, hipEvent_t start, hipEvent_t stop)
     LEAVE(hipSuccess);
 }
 
-/* Writes a value for hipStreamWriteValue. Because work is done in order, a value that a stream
-   waits for is already in memory, or is never written. */
+/* Writes a value for hipStreamWriteValue32 or hipStreamWriteValue64. */
 static hipError_t write_value(hipStream_t stream, void *p, uint64_t value, size_t size) {
     ENTER();
     REQUIRE(stream_is_valid(stream), hipErrorInvalidHandle);

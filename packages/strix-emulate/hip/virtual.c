@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* The smallest unit that HIP's drivers map, in bytes. */
+/* The granularity of allocations, in bytes. The size of physical memory is a multiple of it. */
 #define GRANULE (2ull << 20)
 
 struct reserved {
