@@ -4,7 +4,8 @@
 usage: python programs.py NAME COMMAND...
 
 The test program uses googletest, or is llama.cpp's test-backend-ops. Its output is written to
-OUT/NAME.log. The last line that programs.py prints is a row for the table in docs/suites.md.
+NAME.log in the folder of the option --out. The last line that programs.py prints is a row for the
+table in docs/suites.md.
 """
 
 import argparse
@@ -27,7 +28,7 @@ _REPORTS = {
     re.compile(r"^.*\): FAIL$|^\[\w+\] .*\): FAIL$"): "wrong",
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-#: Texts in the device's messages after which it executes nothing more, and the outcome of the case.
+#: Texts in the output after which the device executes nothing more, and the outcome of the case.
 _LOST = {"strix-emulate: trap in": "trapped", "hipErrorNotSupported": "refused"}
 
 
@@ -38,7 +39,8 @@ def count(output: str, status: int) -> Counter[str]:
 
     Args:
         output: The output of the program.
-        status: The exit status of the program. It is negative if a signal ended the program.
+        status: The exit status of the program. It is negative if a signal or the time limit ended
+            the program.
     """
     counts: Counter[str] = Counter()
     lost = ""

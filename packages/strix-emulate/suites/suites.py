@@ -4,9 +4,10 @@
 usage: python suites.py NAME
 
 suites.toml lists the suites. After a case that traps, the device of its process executes nothing
-more. Other cases end their process. So the cases run in several processes, one after the other.
-OUT/NAME.jsonl gets a line for each outcome, and OUT/NAME.log gets all messages of the device. The
-last line that suites.py prints is a row for the table in docs/suites.md.
+more. Some other cases end their process. So the cases run in several processes, one after the
+other. In the folder of the option --out, NAME.jsonl gets a line for each outcome, and NAME.log gets
+the output of pytest with all messages of the device. The last line that suites.py prints is a row
+for the table in docs/suites.md.
 """
 
 import argparse
@@ -26,9 +27,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 #: The outcomes of a case, in the order of the columns in docs/suites.md.
 OUTCOMES = ("passed", "skipped", "refused", "trapped", "wrong", "error", "ended", "slow")
-#: How many cases a process runs at most: what is lost if this program is killed.
+#: Maximum number of cases of a process. If this program is killed, the outcomes of the process that
+#: is running are lost.
 BATCH = 40
-#: What starts a program on the device. Only its time ends a case, however much a launch executes.
+#: Command that starts a program on the device. With this budget, a launch counts as hung only after
+#: a time limit.
 DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--budget", str(10**12), "--"]
 
 
