@@ -5,7 +5,8 @@ Upstream's CMake starts one Python process per kernel, and each process spends a
 on importing Triton. CMake also clones a repository that gfx1151 does not need, and requires HIP,
 although the images do not contain HIP. This program runs the same compiler (v3python/compile.py)
 with the same arguments in a few long-lived processes. Kernels whose MLIR modules are equal share
-one module. The object files are identical to upstream's.
+one module. Except for the debug sections, which are left out, the object files are identical to
+upstream's.
 
 Finished kernels stay in Triton's cache, the folder TRITON_CACHE_DIR. After a killed build, the next
 build takes them from there.
@@ -37,8 +38,8 @@ COMPILE_ENVIRONMENT = {
     # folder, so the files of two builds would differ. Code, descriptors and metadata do not change.
     "TRITON_DISABLE_LINE_INFO": "1",
 }
-# LLVM's arenas grow with every kernel. To limit the memory, each process is replaced after it has
-# compiled this number of groups of kernels.
+# LLVM's arenas grow with every kernel. To limit the memory, the processes are replaced after they
+# have compiled this number of groups of kernels each, on average.
 GROUPS_PER_PROCESS = 100
 PROGRESS_SECONDS = 30
 
@@ -246,7 +247,7 @@ class LastKernel:
 
 
 def mlir_of(rule: str) -> list[str]:
-    """Return all parts of a rule except its name and waves_per_eu.
+    """Return the parts of a rule that determine the MLIR: not the output file and waves_per_eu.
 
     Rules with equal results have the same MLIR.
     """
@@ -255,12 +256,12 @@ def mlir_of(rule: str) -> list[str]:
 
 
 def compile_kernels(rules: list[str]) -> list[Done]:
-    """Compile rules with the same MLIR. If one fails, raise RuntimeError with the kernel's name."""
+    """Compile rules with the same MLIR. If one fails, raise RuntimeError with its output file."""
     return [compile_kernel(rule) for rule in rules]
 
 
 def compile_kernel(rule: str) -> Done:
-    """Run upstream's compiler on a rule. If it fails, raise RuntimeError with the kernel's name."""
+    """Run upstream's compiler on a rule. If it fails, raise RuntimeError with the output file."""
     from v3python import compile as compiler
 
     arguments = compile_arguments(rule)

@@ -2,8 +2,8 @@
 // Package test: compare the results of AOTriton's C++ API, forward and backward, with float64; and check the
 // number of workgroups of the persistent forward kernel.
 //
-// The program is linked with libaotriton_v2 and the HIP runtime. It runs on a gfx1151 GPU, or without a GPU with
-// `strix-emulate device -- ./check_api`. The exit status is 0 if everything is right, and 1 otherwise.
+// The program is linked with libaotriton_v2 and the HIP runtime. It runs on the GPU that the library is for, or without
+// a GPU with `strix-emulate device -- ./check_api`. The exit status is 0 if everything is right, and 1 otherwise.
 // AOTRITON_GRID_BY_OCCUPANCY=0 turns patch 0002 off. In that case, only the number of workgroups is checked.
 #include <aotriton/flash.h>
 #include <hip/hip_runtime.h>

@@ -6,7 +6,7 @@
 
 FOLDER is aotriton.images. The list uses upstream's names. A problem is the part of an image's name
 with the dtype, the head dimension and the values of kernel options. A configuration has the values
-of the tile's constants, followed by waves per SIMD, warps and stages.
+of the tile's constants, followed by Triton's options waves_per_eu, num_warps and num_stages.
 
 The action `check` measures only images whose problem is in LIST, because measuring a kernel takes a
 tenth of a CPU second, and there are up to 19,148 kernels. The exit status is 1 if a kernel costs

@@ -162,7 +162,7 @@ def check_blocks(values: torch.Tensor, size: int, kind: str) -> None:
 
 
 def check_rows(device: str, draw) -> int:
-    """Check weights whose rows end inside a block. On a CPU, bitsandbytes uses AVX-512 for them."""
+    """Check weights, some with rows that end inside a block. A CPU may use AVX-512 for these."""
     num_rows = 37
     cases = 0
     for dtype, kind, columns in itertools.product(DTYPES, TABLES, (32, 64, 96)):

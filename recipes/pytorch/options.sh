@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2034  # build.sh reads these
-# torch's build options. Each option is passed to CMake with -D, and to setup.py as an environment variable. The -D
-# options are necessary, because torch 2.13's CMake files read all environment variables as one list. If a variable such
-# as CMAKE_ARGS has a semicolon in its value, other variables can be lost (pytorch/pytorch#190800).
+# torch's build options. Each option is passed to CMake with -D. Those in `switches` are also passed to setup.py as
+# environment variables. The -D options are necessary, because torch 2.13's CMake files read all environment variables as
+# one list. If a variable such as CMAKE_ARGS has a semicolon in its value, other variables can be lost
+# (pytorch/pytorch#190800).
 export ROCM_PATH="$PREFIX/opt/rocm"
 export HIP_CLANG_PATH="$ROCM_PATH/lib/llvm/bin"
 export HIP_DEVICE_LIB_PATH="$ROCM_PATH/lib/llvm/amdgcn/bitcode"

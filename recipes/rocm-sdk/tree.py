@@ -252,7 +252,7 @@ def check_manifest(tree: Path, commit: str) -> list[str]:
 
 
 def check_names(tree: Path) -> list[str]:
-    """Raise Refused if a file matches no rule, or if a link leads out of the tree."""
+    """Raise Refused if a file matches no rule, or if a link is absolute or dangling."""
     faults = []
     for name, path in list_files(tree).items():
         try:
