@@ -39,7 +39,7 @@ STEPS = 2
 
 
 def make_unet() -> UNet2DConditionModel:
-    """Make a U-Net as in Stable Diffusion, with two levels and a head_dim of 64."""
+    """Make a U-Net as in Stable Diffusion, with levels of 64 and 128 channels and a single head."""
     return UNet2DConditionModel(
         sample_size=16,
         block_out_channels=(64, 128),

@@ -2,8 +2,8 @@
 """Train a LoRA of a tiny Llama on this machine's GPU, and compare it with float64 on the CPU.
 
 trl's trainer takes twenty steps with transformers' model, peft's adapters and torch's AdamW. The
-training is repeated with torch's attention and, on a GPU, with flash-attn; with and without Liger's
-kernels; and with weights that bitsandbytes keeps in four bits. The loss and the gradient's norm of
+training is repeated with weights that bitsandbytes keeps in four bits. On a GPU, it is also
+repeated with flash-attn, and with Liger's kernels. The loss and the gradient's norm of
 each step must match a reference: the same model, adapters and optimiser, written out below in
 float64. The weights are random; nothing is downloaded.
 
