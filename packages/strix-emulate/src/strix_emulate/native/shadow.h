@@ -80,7 +80,7 @@ static inline int wrote_value(const Memory *m, int64_t cell, int64_t tag) {
 
 // Returns the tag that a load gives to a cell as its last read, or 0 if numpy has to execute the
 // load. own: whether the wave itself wrote the value. private: whether the memory belongs to one
-// workgroup, so that the cell must have been written.
+// workgroup, and loads of cells that nothing wrote are reported.
 static inline int64_t read_tag(State *w, int64_t written, int64_t read, int64_t tag, int own,
                                int private) {
   if (private && !written) return 0;
