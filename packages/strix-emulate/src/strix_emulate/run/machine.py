@@ -28,10 +28,10 @@ from strix_emulate.run.sleep import Sleepers
 
 __all__ = ["Machine", "Options", "Outcome"]
 
-#: Number of waves in a batch if numpy executes it.
+#: Number of waves of 32 lanes in a batch, if numpy executes it or the kernel polls.
 _BATCH = 128
-#: Minimum and maximum number of waves in a batch if C executes it. Between these limits, a batch
-#: has as many waves as fit into a cache of _CACHE bytes.
+#: Otherwise, the minimum and maximum number of such waves. Between these limits, registers, scratch
+#: and LDS of a batch fit into a cache of _CACHE bytes.
 _MIN_BATCH_IN_C = 32
 _MAX_BATCH_IN_C = 512
 _CACHE = 1 << 20
@@ -41,7 +41,7 @@ class Machine:
     """Executes one launch.
 
     Attributes:
-        service: Function that answers calls of the host while waves wait for them, or None.
+        service: Function that answers the kernel's hostcalls while waves wait for them, or None.
     """
 
     def __init__(

@@ -92,6 +92,9 @@ class Barriers:
 
         Returns:
             The waves that can continue.
+
+        Raises:
+            Trap: The finding ends the launch. If a wave waits for the grid, it always does.
         """
         sets = [gathered.join_all() for gathered in self._waiting.values()]
         sets += self._for_grid
@@ -139,7 +142,7 @@ class Barriers:
         return passed
 
     def _pass_grid(self) -> list[Waves]:
-        # The barrier orders all accesses before it and all accesses after it.
+        # All accesses so far are ordered before all later ones, so no tag is needed any more.
         self._arena.clear_tags()
         self._on_clear()
         passed = self._for_grid
@@ -167,8 +170,8 @@ class _Gathered:
         """Begin without waves.
 
         Args:
-            first: Number of the first workgroup in the grid.
-            groups: Count of workgroups.
+            first: Number, in the grid, of the first workgroup of the batch.
+            groups: Number of workgroups of the batch.
         """
         self._first = first
         self.pc = -1

@@ -15,24 +15,25 @@ class Options:
     """How a launch is executed.
 
     Attributes:
-        checks: Report races, missing waits and reads of memory that nothing wrote.
+        checks: Make the checks of :data:`strix_emulate.memory.findings.CHECKS`.
         batch: Maximum number of waves that are executed at a time. One workgroup is always
-            executed, even if it has more waves. The default is 128. The C library uses 32 to 512 if
-            no wave waits for others, so that the waves' registers fit into a cache.
+            executed, even if it has more waves. None for 128 waves of 32 lanes, or 64 waves of 64
+            lanes. If C executes a kernel that does not poll, None for a quarter of this number to
+            four times this number, so that registers, scratch and LDS fit into a cache.
         lockstep: Execute waves at the same instruction as one operation. Otherwise each wave runs
             alone.
         budget: Wave-instructions before a kernel counts as hung.
         seconds: Seconds of wall-clock time before a kernel counts as hung.
         poison: 32-bit value that fills registers, LDS and scratch at the start.
         native: Execute instructions in C where libstrix-emulate is installed.
-        cores: Maximum number of processor cores. More than one is used if workgroups do not wait
+        cores: Maximum number of processor cores. More than one is used if workgroups cannot wait
             for each other and there is enough work (:mod:`strix_emulate.run.parallel`).
         disabled_checks: Checks that are not made (:data:`strix_emulate.memory.findings.CHECKS`).
         lenient: Report findings without stopping the launch.
         warn_only: Checks whose findings are only reported.
-        cooperative: Workgroups may wait for each other.
-        barriers_wait: Each barrier also waits for all outstanding memory operations of its waves,
-            as if the code had an s_waitcnt before it.
+        cooperative: Allow grid.sync(), if all workgroups fit into one batch.
+        barriers_wait: Barriers also order accesses that are still outstanding, as if the waves had
+            waited for them. The check `pending` still requires the waits.
     """
 
     checks: bool = True
@@ -59,7 +60,7 @@ class Outcome:
         blocks: Basic blocks by address, each with the number of waves that entered it.
         seconds: CPU seconds of other processes.
         cores: Number of processor cores that were used.
-        one_core_reason: Why the kernel had to stay on one core, or "".
+        one_core_reason: Why the kernel had to stay on one core although more were allowed, or "".
         notes: Findings that did not end the launch.
     """
 

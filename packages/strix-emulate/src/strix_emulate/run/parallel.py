@@ -4,7 +4,8 @@
 Results, traps and counts are the same as on one core. Workgroups have only global memory in common.
 Each process runs whole workgroups and records their accesses in its own race shadow. Afterwards the
 shadows show whether one process touched a cell that another one wrote. If so, or if a process
-trapped, memory is restored and one core repeats all of the work.
+trapped or was lost, or the budget was exceeded, memory is restored and one core repeats the work of
+all processes.
 
 Without checks there is no shadow, so the results of a kernel with a race may differ.
 """
@@ -71,7 +72,7 @@ def is_worthwhile(instructions: float, arena: Arena) -> bool:
 
 
 def deal(jobs: Sequence[int], count: int) -> list[list[int]]:
-    """Return `count` shares of about the same work, even if work grows or alternates by job.
+    """Return up to `count` shares of about the same work, even if it grows or alternates by job.
 
     The shares depend only on the arguments, so that every run gives the same findings.
     """

@@ -21,8 +21,8 @@ from strix_emulate.memory.waves import GENERAL_SCALARS, Waves
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
 
-#: Instructions without an effect here: hints, and waits for hazards, which an emulator without
-#: timing does not have.
+#: Instructions without an effect here. Most are hints, or waits for hazards, which an emulator
+#: without timing does not have.
 NO_EFFECT = {
     "s_clause",
     "s_code_end",
@@ -117,7 +117,8 @@ _FUNCTION_ENDS = {
     "s_endpgm",
     "s_setpc_b64",
 }
-#: Files with more bytes of code are decoded function by function. RCCL's file has 88 million bytes.
+#: If the functions of a file have more bytes, each is decoded when it is called. RCCL's file has 88
+#: million bytes.
 _MAX_CODE = 8 << 20
 #: Bytes of code in which to search for the end of a function. The sizes are tried in this order.
 _FUNCTION_SIZES = (1 << 12, 1 << 16, 1 << 20)
@@ -131,14 +132,15 @@ class Block:
         start: Address of the first instruction.
         steps: The instructions before `end`.
         end: The control instruction, or None if the next instruction is a branch target.
-        condition: Function on waves that returns which waves jump. None if all waves jump.
-        taken: Address of the block to which `end` jumps.
+        condition: Function on waves that returns which waves jump. None if `end` is not a
+            conditional branch.
+        taken: Address of the block to which `end` jumps, if it is a branch.
         next: Address of the block that follows this block in the code.
         entered: Number of waves that entered the block.
         polls: Whether the block polls memory that other waves change (see scheduler.PATIENCE).
         parts: The steps, grouped for execution in C. None before the block is first executed.
-        went: Address of the block that waves entered after this one, the last time that they did
-            not diverge.
+        went: Address of the block that waves entered after a conditional branch, the last time
+            that they did not diverge.
         trace: The trace that begins here (:mod:`strix_emulate.native.traces`).
         untraced_entries: Number of times that waves began here without a trace.
         trace_attempts: Number of traces from here that were useless or too short.
@@ -212,7 +214,7 @@ class Blocks(dict[int, Block]):
         self.attach(spaces, None)
 
     def attach(self, spaces: addressing.Spaces | None, session: Session | None) -> None:
-        """Attach to the memories of another launch, or to none. Compiled steps are kept."""
+        """Attach to the memories of another launch, or to none. `functions` becomes empty."""
         self.spaces = spaces
         self.functions: dict[Traits, Callable] = {}
         for block in self.values():
@@ -413,7 +415,10 @@ def _find_modes(
     lines: dict[int, list[Instruction]],
     start: mode_register.Mode,
 ) -> dict[int, mode_register.Mode | None]:
-    """Return the mode at each block that can be reached. None if the mode depends on the path."""
+    """Return the mode at each block that branches reach.
+
+    It is None if it depends on the path, or is not supported.
+    """
     pending = list(blocks)[:1]
     entry: dict[int, mode_register.Mode | None] = dict.fromkeys(pending, start)
     while pending:
@@ -477,10 +482,11 @@ def _is_large(kernel: Kernel) -> bool:
 def decode_function(kernel: Kernel, address: int) -> list[Instruction]:
     """Return the instructions of the function at an address of a large file.
 
-    The function ends at the first jump or return that no branch of the function jumps past.
+    The function ends at the first of _FUNCTION_ENDS that no branch of the function jumps past.
 
     Returns:
-        The instructions, or [] if there is no code at the address, or no end within 1 MiB.
+        The instructions, or [] if the file is not large, if there is no code at the address, or if
+        there is no end within 1 MiB.
     """
     image = kernel.image
     if image is None or not _is_large(kernel):
@@ -562,7 +568,7 @@ def _find_traits(
     )
 
 
-#: Traits of instructions by text, bytes and mode, for all launches of this process.
+#: Traits of instructions by the values on which they depend, for all launches of this process.
 _TRAITS: dict[tuple, Traits] = {}
 _MAX_TRAITS = 100_000
 

@@ -38,8 +38,8 @@ class Event:
 
     Attributes:
         name: "end", the mnemonic of a barrier, "yield", "part" if the waves diverged, or "meet" if
-            they reached other waves or some of them sleep.
-        ready: The waves that can proceed.
+            they reached other waves or at least one of them sleeps.
+        ready: The waves that can proceed. Empty for "end" and for barriers.
     """
 
     name: str
@@ -56,8 +56,8 @@ class Scheduler:
         resident: Number of workgroups that run at a time.
         deadline: Value of time.monotonic() at which the launch counts as hung.
         executed: Wave-instructions so far.
-        last_control: The control instruction that was executed last.
-        service: Function that answers calls of the host while waves wait for them, or None.
+        last_control: The control instruction of the last block, or None if it has none.
+        service: Function that answers the kernel's hostcalls while waves wait for them, or None.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Scheduler:
         """Take the blocks of a launch, its session in C, and whether the kernel polls memory."""
         self.blocks = blocks
         self._session = session
-        # A trace counts its blocks only after they have been executed. If waves yield to others, or
-        # run one at a time, each block must be counted when it is entered.
+        # A trace counts its blocks only after they have been executed. If waves poll, or run one at
+        # a time, each block must be counted when it is entered.
         self._uses_traces = session is not None and not polls and self._options.lockstep
 
     def detach(self) -> None:
@@ -114,7 +114,7 @@ class Scheduler:
             sleepers: Holds the waves that sleep. At the start no wave sleeps.
 
         Raises:
-            Trap: A finding, or a kernel that hangs.
+            Trap: The kernel did something forbidden, or hangs.
         """
         self._sleepers = sleepers
         barriers = Barriers(
@@ -150,8 +150,8 @@ class Scheduler:
     def _pop_next(self, ready: list[Waves]) -> Waves:
         """Remove from `ready` the waves to execute next, and return them.
 
-        These are the waves with the lowest address, so that they catch up with the others. Waves
-        that have yielded more often come later, because they only wait for other waves.
+        Of the waves that have yielded least often, these are the ones with the lowest address, so
+        that they catch up with the others. Waves that yield may be waiting for other waves.
         """
         first = min(range(len(ready)), key=lambda i: (ready[i].yields, ready[i].pc))
         g = ready.pop(first)

@@ -20,11 +20,11 @@ from strix_emulate.memory.shadow import Memory
 from strix_emulate.memory.waves import Waves
 from strix_emulate.run.meeting import select
 
-#: Maximum number of iterations from one recording of polls to the next. The number doubles while a
-#: wave polls new values.
+#: Maximum number of iterations between two recordings of polls. The number doubles while a wave
+#: polls new values.
 _MOST_SKIPS = 8
-#: Maximum number of iterations for which all waves continue if none can be woken. The number
-#: doubles each time.
+#: Maximum number of iterations for which all waves continue if no polled value has changed. The
+#: number doubles each time.
 _MOST_IDLE = 1 << 12
 #: If the memories have at most this many bytes, all of them are compared to find out whether
 #: anything still changes.
@@ -38,9 +38,10 @@ class _Group:
     Attributes:
         polled: The polls of the first waves that joined the group.
         sets: The waves.
-        count: Number of waves to wake at the next change.
+        count: Maximum number of waves woken at the last change.
         last_values: The values in the polled cells when waves were last woken.
-        was_changed: Whether a woken wave has since polled a cell and left another value in it.
+        was_changed: Whether the first polled cell has since had another value after a poll of a
+            woken wave.
     """
 
     polled: list[Poll]
@@ -108,7 +109,7 @@ class Sleepers:
 
     @property
     def idle(self) -> bool:
-        """Whether all waves were asleep at the last call of `wake`, and no polled value changed."""
+        """Whether no polled value had changed at the last call of `wake`, nor since."""
         return self._idle_iterations > 1
 
     def __bool__(self) -> bool:
@@ -116,6 +117,8 @@ class Sleepers:
 
     def put_to_sleep(self, g: Waves) -> list[Waves] | None:
         """Put the waves to sleep that polled nothing new in an iteration of a loop.
+
+        Waves that `_find_rivals` flags sleep too.
 
         Returns:
             The waves that stay awake, or None if no wave was put to sleep.
@@ -217,9 +220,9 @@ class Sleepers:
 
 
 def _find_rivals(g: Waves) -> np.ndarray:
-    """Return the waves whose swap failed with the same values as an earlier wave's swap.
+    """Return by wave whether its swap failed with the same values as an earlier wave's swap.
 
-    Of all these waves, only one can succeed next, so the others can sleep.
+    Of the waves with the same values, only one can succeed next, so the others can sleep.
     """
     number, first, count = np.unique(
         g.poll_hash,
