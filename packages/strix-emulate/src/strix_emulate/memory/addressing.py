@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Computation of the offsets that memory instructions access in the memories of a launch.
 
-A locator is a function on waves. It returns three values for the active lanes: their offsets in the
-memory; flags of the lanes that access memory, or None if all of them do; and the tags of the
-accesses, or None if no race is possible.
+A locator is a function on waves. It returns three values: the offsets in the memory, for the lanes
+that access it; flags of the active lanes, which say whether a lane does so, or None if all of them
+do; and the tags of the accesses, or None if no race is possible.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Spaces:
     polls: bool = False
 
     def note_load(self, at: np.ndarray) -> None:
-        """Record the offsets of a load of global memory, from which races are judged later."""
+        """Record the arrays that a load of global memory touches, to judge races later."""
         if self.arena.doubts is not None:
             self.arena.doubts.note_load(at)
 
@@ -226,8 +226,8 @@ def locate_buffer(
     """Return the locator of a buffer access. Lanes outside the resource's range access no memory.
 
     An access by offset needs a raw resource, and an access by index a resource of records with
-    `stride` bytes (ISA, "Buffer Addressing"). Resources that are swizzled, or add the lane's number
-    to the index, trap.
+    `stride` bytes (ISA, "Buffer Addressing"). An access by index traps if its resource is swizzled,
+    or adds the lane's number to the index.
     """
     first, resource, base = operands
     is_indexed = "idxen" in ins.modifiers
@@ -308,7 +308,7 @@ def locate_scratch(
     size: int,
     spaces: Spaces,
 ) -> Callable:
-    """Return the locator of a scratch access. Offsets are in the lanes' private memory."""
+    """Return the locator of a scratch access. Its addresses count from the lane's own scratch."""
     address, base = operands
     index = reader(ZERO if address.kind == "off" else address, "u32")
     start = reader(ZERO if base.kind == "off" else base, "u32")
@@ -333,7 +333,7 @@ def locate_lds(
     size: int,
     spaces: Spaces,
 ) -> Callable:
-    """Return the locator of an LDS access. Offsets are in the LDS of the lane's workgroup."""
+    """Return the locator of an LDS access. Its addresses count from the workgroup's own LDS."""
     index = reader(address, "u32")
     limit = spaces.lds_size
 

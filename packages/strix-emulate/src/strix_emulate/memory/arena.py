@@ -29,7 +29,7 @@ class Arena(Memory):
         aliases: Host addresses of arrays, which pointers in memory may contain, as (3, n): first
             address minus BASE, end minus BASE, and distance to the array.
         peers: Whether anything besides the kernel's waves may change the memory during a launch.
-        top: Offset of the first byte after the last array.
+        top: Offset of the next array.
         arrays: The arrays as (4, n): first address minus BASE, offset, bytes, mode.
     """
 
@@ -53,8 +53,8 @@ class Arena(Memory):
     def place(self, data: np.ndarray, mode: int) -> int:
         """Copy bytes into memory and return their address, a multiple of 16.
 
-        Kernels must not rely on a larger alignment. A smaller one also lets the 4 GiB boundary fall
-        inside a row of an array.
+        Kernels must not rely on a larger alignment. Because the alignment is small, the 4 GiB
+        boundary lies inside a row of an array.
         """
         start = self.top
         number = self.arrays.shape[1]
@@ -83,7 +83,7 @@ class Arena(Memory):
         return self.bytes[start : start + size].copy()
 
     def ranges(self) -> np.ndarray:
-        """Return the address ranges of the arrays, for C.
+        """Return the address ranges of the arrays and of their aliases.
 
         Returns:
             (n, 4) int64, sorted: first address, bytes, offset, mode.

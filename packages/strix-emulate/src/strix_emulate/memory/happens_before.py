@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Happens-before through atomics. Locks, flags and counters order the accesses around them.
 
-Acquires are atomics that return a value, and loads with GLC. Releases are atomics, and stores whose
-value an acquire reads. A release does not cover accesses that are still outstanding (LLVM's guide,
-"Memory Model GFX10-GFX11"). Events are queued in order. They are merged into vector clocks when two
-accesses look like a race, or when the queue is full.
+Acquires are atomics, and loads with GLC. Releases are atomics, and stores whose value an acquire
+reads. An atomic does not release accesses that are still outstanding (LLVM's guide, "Memory Model
+GFX10-GFX11"). A store does: it releases all accesses of its wave up to the wave's next atomic or
+barrier. Events are queued in order. They are merged into vector clocks when two accesses look like
+a race, or when the queue is full.
 
 Order is not visibility: after an acquire, a plain load may still read an older value from a cache.
 buffer_gl1_inv empties GL1, the cache that several workgroups share. buffer_gl0_inv empties GL0, the
-cache of a compute unit. An acquire of agent scope consists of these two instructions, in this
-order. To see stores of its own workgroup, a wave needs only buffer_gl0_inv. In CU mode, where a
+cache of a compute unit. An acquire of agent scope executes these two instructions, in this order.
+To see stores of its own workgroup, a wave needs only buffer_gl0_inv. In CU mode, where a
 workgroup is on one compute unit, a wave needs neither instruction for such stores.
 """
 
@@ -36,7 +37,7 @@ class _Accesses:
         memory: Name of the memory.
         cells: Cell numbers, in the order of the accesses.
         tags: Tag of each access.
-        writers: Tag of the last store to each cell.
+        writers: Tag of the last earlier store or atomic on each cell.
         releases: Whether these are atomics.
         swaps: For swaps that return a value: the values that they left in the cells, and whether
             the last earlier write of each cell was an atomic. None for other accesses.

@@ -4,8 +4,9 @@
 A cell has the size of the kernel's smallest access, 1 to 4 bytes. Its shadow has the tags
 (:mod:`strix_emulate.memory.tags`) of its last write and its last read.
 
-Two accesses of different waves, one of which is a write, are a race if no barrier lies between
-them. If the waves are of different workgroups, no barrier can order them. A barrier does not order
+Two accesses of different waves, at least one of which is a write, are a race if no barrier lies
+between them. If the waves are of different workgroups, only a barrier of the grid can order them,
+and this barrier clears all tags of global memory. A barrier of a workgroup does not order
 an access that is still outstanding when its wave arrives at the barrier. Such an access gets a tag
 as if it came after the barrier (:meth:`Memory.postpone`). Atomics may order accesses that look like
 a race (:mod:`strix_emulate.memory.happens_before`).
@@ -128,7 +129,7 @@ class Memory(Storage):
         doubts: Postpones races of loads that may be unused, or None if races are reported at once.
         co_writers: Waves that wrote the same value to a cell, by cell, if they are of several
             workgroups.
-        stores: Instructions that may store, by address. Empty if no cache can hide a store.
+        stores: The kernel's instructions, by address. Empty if no cache can hide a store.
         store_addresses: Address of the instruction of `stores` that wrote each cell last.
         one_workgroup: Whether each cell belongs to one workgroup, as in LDS and scratch. LDS and
             scratch have no cache.
@@ -318,13 +319,14 @@ class Memory(Storage):
         tags,
         may_take_lock: bool = False,
     ) -> None:
-        """Record an atomic after its execution.
+        """Record an atomic. If it may take a lock, it must already have been executed.
 
         Args:
             at: Offsets, flat.
             size: Bytes of each access.
             tags: Tag of each access.
-            may_take_lock: Whether the atomic may take a lock: a swap that returns the old value.
+            may_take_lock: Whether the atomic may take a lock: a swap, or a compare-and-swap, that
+                returns the old value.
         """
         self._has_swaps = True
         cells, tags = self._cells(at, size, tags)

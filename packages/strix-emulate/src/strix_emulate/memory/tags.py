@@ -66,7 +66,10 @@ def wave_bit(tag):
 
 
 def are_unordered(old, new):
-    """Return by element whether no barrier orders an old access and a later, new access."""
+    """Return by element whether an old access is of another wave, and no barrier separates the two.
+
+    The new access is later. There is no old access if the old tag is 0.
+    """
     if len(old) == 0 or not old.any():
         return np.zeros(len(old), bool)
     no_barrier = barriers_of(old) >= barriers_of(new)

@@ -2,8 +2,9 @@
 """The wait counters: the outstanding memory instructions, and the registers that they will write.
 
 The emulator executes a load at once, but no instruction may use the load's registers until an
-s_waitcnt guarantees the result. VMEM loads, stores and LDS instructions finish in order. Scalar
-loads finish in any order (RDNA3.5 ISA, "Data dependency resolution").
+s_waitcnt guarantees the result. VMEM loads finish in the order of issue, and so do stores and LDS
+instructions, each among themselves. Scalar loads finish in any order (RDNA3.5 ISA, "Data dependency
+resolution").
 """
 
 import itertools
@@ -87,7 +88,7 @@ _Entries = tuple[Outstanding, ...]
 
 
 class State:
-    """The entries of the three counters. It is never modified. Equal entries have the same State.
+    """The entries of the three counters. It is never modified. See `of` for equal entries.
 
     Attributes:
         queues: Entries by counter, in the order of issue.
@@ -110,7 +111,10 @@ class State:
 
     @staticmethod
     def of(queues: Iterable[_Entries]) -> "State":
-        """Return the `State` that has these entries: the same object for equal entries."""
+        """Return the `State` with these entries.
+
+        It is the same object for equal entries, until the cache is full and is cleared.
+        """
         queues = tuple(queues)
         key = tuple([tuple([entry.number for entry in queue]) for queue in queues])
         state = _states.get(key)
@@ -137,9 +141,9 @@ class State:
         return self._following[key]
 
     def waited(self, counter: int, allowed: int) -> tuple["State", list[int]]:
-        """Return the state after a wait for at most `allowed` entries.
+        """Return the state after a wait until at most `allowed` entries are outstanding.
 
-        The second result has the numbers of the entries that remain outstanding.
+        The second result has the positions in the old queue of the entries that remain.
         """
         key = (counter, allowed)
         if key not in self._following:
@@ -277,7 +281,7 @@ def wait(g: Waves, counter: int, allowed: int) -> None:
 
 
 def _remaining(queue: _Entries, allowed: int) -> list[tuple[int, Outstanding]]:
-    """Return the entries that may be outstanding after a wait, with their numbers in the queue."""
+    """Return the entries that may be outstanding after a wait, with their old positions."""
     if allowed == 0:
         return []
     entries = list(enumerate(queue))
@@ -386,7 +390,7 @@ def compile_wait(ins: Instruction, target: Target):
     """Compile a wait, such as s_waitcnt or s_waitcnt_vscnt, to a function on waves.
 
     Raises:
-        Unknown: The instruction waits on a register.
+        Unknown: The instruction has its count in a register.
     """
     if ins.name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt"):
         if ins.operands[0].index != NULL:

@@ -60,9 +60,10 @@ class Waves:
         has_polled: Whether the waves polled memory in this iteration.
         records_polls: Whether polls of this iteration are recorded.
         polled: The polls of this iteration.
-        pause: Number of iterations without recording after the next recording of polls.
+        pause: Length of the last pause in the recording of polls, in iterations; 1 at first. The
+            next pause is twice as long, up to a limit.
         skips: Iterations that remain until polls are recorded again.
-        slept_with: The group in which the waves slept last (run.sleep), or None.
+        slept_with: The group from which a change woke the waves last (run.sleep), or None.
     """
 
     __slots__ = (
@@ -228,7 +229,7 @@ def pack(flags):
 def constant_value(op: Operand, kind: str):
     """Return a constant as a number of the kind (f32, u16, b64 ...).
 
-    Integers are bit patterns. An inline fraction is a number of the operand's type. For a 16-bit
+    Integers are bit patterns. An inline fraction is a float of the operand's size. For a 16-bit
     integer, the value is the low half of the fraction as float32 (LLVM's getInlineEncodingV216).
     """
     span = int(kind[-2:])
@@ -278,7 +279,7 @@ def _fraction_bits(value: float, kind: str, span: int) -> int:
         return int(np.float32(value).view(np.uint32)) >> 16
     if kind in ("u16", "i16"):
         return int(np.float32(value).view(np.uint32)) & 0xFFFF
-    # Operands of the kinds b32 and u32 take the bits of a float32.
+    # Operands that are not floats take the bits of a float of their size.
     number = _FLOATS[f"f{span}"](value)
     return int(number.view(_UNSIGNED[span]))
 
