@@ -348,7 +348,7 @@ def _compile_dot(ins: Instruction, _mode: Mode) -> Compiled:
 def _compile_move_relative(ins: Instruction, _mode: Mode) -> Compiled:
     """Compile V_MOVREL*, which adds M0 to the register number of source, destination, or both.
 
-    V_MOVRELSD_2 adds the low half of M0 to the source and the high half to the destination.
+    V_MOVRELSD_2 adds bits 0 to 9 of M0 to the source, and bits 16 to 25 to the destination.
     """
     target, source = ins.operands
     by_source = "rels" in ins.name

@@ -207,9 +207,10 @@ def _is_plain_load(ins: Instruction) -> bool:
 
 
 def _bits_before(ins: Instruction, bits: int) -> int:
-    """Return the registers whose values are in the registers `bits` after an instruction.
+    """Return the registers that have, before an instruction, what `bits` may have after it.
 
-    The result is a bit mask. It differs from `bits` if the instruction copies or overwrites some.
+    `bits` and the result are bit masks of registers. They differ if the instruction copies or
+    overwrites registers in `bits`.
     """
     unwritten = bits
     copied = 0

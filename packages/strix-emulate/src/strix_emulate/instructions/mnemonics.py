@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The kinds of memory instructions, by mnemonic (RDNA3.5 ISA, chapter 16).
 
-Only this module derives the kind of a memory instruction from its mnemonic. Other modules look it
-up in `MEMORY`.
+`MEMORY` has the kind of each memory instruction, so that other modules need not derive it from the
+mnemonic.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ class MemoryKind:
             moves data across lanes through the LDS, "invalidate" empties a cache.
         space: "global", "flat", "scratch", "buffer", "ds" (the LDS), "s", or "s_buffer".
         type: Type of the data at the end of the mnemonic, such as "b32" or "d16_hi_u8".
-        size: Bytes that a lane loads or stores. For a scalar load, bytes that a wave loads.
+        size: Bytes that a lane loads or stores by one access. For a scalar load, bytes that a wave
+            loads.
         signed: Whether a load extends the sign.
         half: "l" or "h" if half of a register is loaded or stored, else "".
         addresses: Number of accesses: 2 for the 2ADDR forms of the LDS, else 1.

@@ -171,7 +171,7 @@ def _make_run(micro: MicroOp) -> Callable:
 def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Compiled:
     """Compile S_GETREG_B32 of MODE, SHADER_CYCLES or HW_ID1.
 
-    SHADER_CYCLES is the number of wave-instructions executed so far.
+    SHADER_CYCLES has the low bits of the number of wave-instructions executed so far.
     """
     register, first, size = hardware_register(ins.operands[1])
     values: dict[int, Callable] = {

@@ -42,7 +42,7 @@ _CALLS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
 
 def is_store(ins: Instruction) -> bool:
-    """Return whether an instruction changes memory: a store or an atomic."""
+    """Return whether an instruction is a store or an atomic. DS_APPEND and DS_CONSUME are not."""
     return has_action(ins.name, "store", "atomic")
 
 
@@ -108,8 +108,9 @@ class Uses:
         return self._successors
 
     def _branch(self, place: int) -> _Branch | None:
-        """Return what the branch at an index decides, or None if code with an effect depends on it.
+        """Return what the branch at an index decides.
 
+        Return None if code with an effect depends on it, or if no path from it leads to the end.
         For example, the code of `tanh` branches to one of two approximations.
         """
         if self._meetings is None:

@@ -23,7 +23,8 @@ from strix_emulate.instructions.crosslane import dpp_source
 from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
 from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, reader, vector_writer
 
-#: Instructions whose infinite results are exact. FP16_OVFL does not change them.
+#: Instructions whose results FP16_OVFL does not change here. Their infinite results are exact,
+#: except that v_rcp_f16 overflows for denormal numbers of at most 2**-16.
 _NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
 #: Instructions for which the effect of FP16_OVFL is not known.
 _HALVES_INSIDE = {"v_dot2_f16_f16"}
@@ -67,7 +68,7 @@ def compile_vector(ins: Instruction, mode: Mode) -> Compiled:
 
 
 def compile_pair(ins: Instruction, mode: Mode) -> Compiled:
-    """Compile a VOPD pair. Both halves read their sources before one of them writes."""
+    """Compile a VOPD pair. Both halves read their sources before either writes."""
     micro_x, micro_y = (vector_micro_op(_undual(part), mode) for part in ins.pair)
     compute_x, write_x = _compute_and_write(micro_x)
     compute_y, write_y = _compute_and_write(micro_y)

@@ -371,7 +371,7 @@ def _compile_load(
                     touches.append(touch)
             data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
             if inside is not None:
-                # Lanes outside the buffer's range load 0.
+                # Lanes whose address is outside the range of the buffer or the LDS load 0.
                 whole = np.zeros((words, len(inside)), np.uint32)
                 whole[:, inside] = data
                 data = whole
