@@ -32,7 +32,7 @@ def unbundle(
     target: Target | None = None,
     budget: Budget | None = None,
 ) -> list[tuple[str, bytes]]:
-    """Return (name, code object) for a GPU in clang's bundle, plain or compressed.
+    """Return (name, code object) of each entry for a GPU in clang's bundle, plain or compressed.
 
     Source: "Bundled Binary File Layout" and "Compressed Bundle" of clang's ClangOffloadBundler.
 

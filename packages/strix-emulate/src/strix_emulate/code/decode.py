@@ -40,7 +40,7 @@ class Instruction:
         name: Mnemonic without the suffix of the encoding. A VOPD pair has both mnemonics.
         suffix: Suffix of the encoding, such as "e64"; "dual" for a VOPD pair.
         operands: Operands in LLVM's order.
-        modifiers: Values of the modifiers that do not have their defaults.
+        modifiers: Values of the modifiers that do not have their defaults, and of DPP's masks.
         code: Its bytes.
         pair: The two instructions of a VOPD pair.
         unknown: Reason why the instruction is not understood, or "".

@@ -71,7 +71,9 @@ class Symbol(NamedTuple):
 
 
 class CodeObject:
-    """An ELF file. Its methods raise LoadError where it is damaged or exceeds its budget.
+    """An ELF file. Where it exceeds its budget, the methods raise LoadError.
+
+    Where it is damaged, they raise LoadError or other exceptions, so callers use `guarded`.
 
     Attributes:
         data: The file.

@@ -3,7 +3,7 @@
 
 Each encoding has a reader, which returns slots and modifiers. A slot returns the operand for a
 given shape. Slots are in the order in which LLVM lists operands. A modifier that has its default
-value is omitted.
+value is omitted, except row_mask and bank_mask of DPP.
 
 Scalar registers have the numbers of the ISA's operand encoding: s0 is 0, vcc_lo 106, null 124, m0
 125, exec_lo 126.

@@ -30,7 +30,7 @@ def hint_for_null_pointer(kernel: Kernel, trap: Trap) -> str:
     features = [_FEATURES[a.kind] for a in kernel.arguments if a.kind in _FEATURES]
     if not features:
         return ""
-    return f"; the kernel has an argument for a missing feature: {'; '.join(features)}"
+    return f"; the kernel has hidden arguments that may be null, for: {'; '.join(features)}"
 
 
 def write(
@@ -42,7 +42,7 @@ def write(
 ) -> None:
     """Write hidden arguments into a kernarg segment (LLVM's guide, "Code Object V5 Metadata").
 
-    A hidden argument without a value, such as the heap's address, keeps its bytes.
+    A hidden argument without a value keeps its bytes.
 
     Args:
         raw: The segment.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from strix_emulate.code.target import Target
 
-#: Scratch bytes of a lane if the kernel's functions need an unknown amount. Source: clr's
+#: Default scratch bytes of a lane if a kernel's functions need an unknown amount. Source: clr's
 #: rocclr/device/device.cpp.
 STACK = 1024
 
@@ -34,7 +34,7 @@ class Image:
     Attributes:
         data: Bytes by address, relocated for address 0.
         entry: Address of the kernel's first instruction.
-        code: (address, size) of the functions outside the kernels.
+        code: (address, size) of the functions outside the kernels. In `loader.Module`, all code.
         pointers: Addresses of 64-bit pointers. Loading adds the image's own address to each.
     """
 
@@ -63,7 +63,7 @@ class Kernel:
         width: Lanes of a wave.
         user_sgprs: Values in the first SGPRs, in order, as (name, number of SGPRs).
         user_count: Minimum number of SGPRs in front of the workgroup IDs. On gfx1100, some of them
-            are unused (LLVM's FeatureUserSGPRInit16Bug).
+            may be unused (LLVM's FeatureUserSGPRInit16Bug).
         workgroup_ids: Whether the workgroup ID is passed, for x, y and z.
         max_threads: Maximum number of threads of a workgroup.
         vgpr_spills: Number of vector registers that were spilled.

@@ -2,8 +2,8 @@
 """Loading of AMDGPU code objects, from ELF files and from files that contain several of them.
 
 Sources: LLVM's "User Guide for AMDGPU Backend" for the ELF header, notes, metadata of code object
-V4 to V6, and the kernel descriptor of GFX11. AOTriton's v3src for its packs, which are "AKS2" and
-one xz stream.
+V4 to V6, and the kernel descriptor of GFX11. AOTriton's v3src for its packs, which are a header
+that begins with "AKS2", and one xz stream.
 """
 
 import bisect
@@ -42,7 +42,7 @@ _USER_SGPRS = (
 
 
 def load(path: Path) -> list[Kernel]:
-    """Load all kernels of a code object, an AOTriton pack, a zip of these, or a Triton cache.
+    """Load the kernels of a file that `parse` supports, or of the .hsaco files in a Triton cache.
 
     Raises:
         LoadError: No kernel can be loaded. The message has the reason.
@@ -68,7 +68,9 @@ def _load_triton_cache(folder: Path) -> list[Kernel]:
 
 
 def parse(data: bytes, origin: str) -> list[Kernel]:
-    """Return all kernels in the bytes of a code object, a pack or a zip.
+    """Return all kernels in the bytes of a code object, an AOTriton pack, or a zip of these.
+
+    For an offload bundle, return the kernels of the first GPU in TARGETS for which it has code.
 
     Raises:
         LoadError: No kernel can be loaded. The message has the reason.
@@ -158,8 +160,8 @@ def parse_elf(
         budget: Budget of the file that contains the code object.
 
     Raises:
-        LoadError: The data is not an ELF file, is damaged, is not for a supported GPU, or has an
-            unknown version.
+        LoadError: The data is not an ELF file, is damaged, is not for a supported GPU, has an
+            unknown version, or has a kernel that is not supported.
     """
     code_object = CodeObject(data, origin, budget or Budget(origin, len(data)))
     return guarded(_parse_elf, origin, code_object, launch_lds)
@@ -188,7 +190,7 @@ def parse_module(data: bytes, origin: str) -> Module:
     A kernel that is not supported raises no error. `Module.refused` lists it.
 
     Raises:
-        LoadError: For the reasons for which :func:`parse_elf` raises it.
+        LoadError: For the other reasons for which :func:`parse_elf` raises it.
     """
     code_object = CodeObject(data, origin, Budget(origin, len(data)))
     refused: dict[str, str] = {}
@@ -304,7 +306,7 @@ def _read_kernel(
     Source: LLVM's guide, "Kernel Descriptor for GFX6-GFX12".
     """
     name = description[".name"]
-    # The descriptor of a hand-written kernel has kernarg size 0. The metadata has the real size.
+    # A hand-written kernel's descriptor may have kernarg size 0. The metadata has the real size.
     kernarg = struct.unpack_from("<3I", descriptor)[2] or description[".kernarg_segment_size"]
     rsrc1, rsrc2, properties, preload = struct.unpack_from("<2I2H", descriptor, 48)
     width = 32 if properties >> 10 & 1 else 64

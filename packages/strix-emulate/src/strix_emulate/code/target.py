@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The supported GPUs, with all properties in which GPUs may differ.
 
-No other module has a GPU's name or numbers. hip/build.py also generates the device's properties
-from this module.
+hip/build.py generates the HIP device's properties from this module.
 
 Sources: LLVM 22's AMDGPU.td and GCNSubtarget for registers, waves and LDS; LLVM's guide for ELF
 flags and S_WAITCNT; AMD's GPU specifications for processors, engines and L2. The specifications do
-not list gfx1153, so this module gives it the L2 of gfx1152. For each GPU except gfx1151, product
-name, clocks and bus are those of one of the products with that GPU.
+not list gfx1153, so this module gives it the L2 of gfx1152. Several products may have the same GPU.
+Product name, processors, clocks and bus are those of one of them.
 """
 
 from dataclasses import dataclass
