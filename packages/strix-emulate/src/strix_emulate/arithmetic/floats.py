@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Floating-point operations of the RDNA3.5 ISA that numpy lacks, on numpy arrays.
 
-All of them round to nearest even. Flushing keeps the sign of zero, as the hardware does.
+They round to nearest even, unless a docstring says otherwise. Flushing keeps the sign of zero, as
+the hardware does.
 """
 
 from collections.abc import Callable
@@ -80,8 +81,8 @@ def scaled_fma64(a, b, c, power):
     """Compute (a * b + c) * 2**power in float64, rounded once.
 
     Lanes whose intermediate results cannot overflow or become denormal are computed in error-free
-    steps (Boldo and Melquiond, "Emulation of FMA"). Other lanes are computed one by one with
-    rational arithmetic.
+    steps (Boldo and Melquiond, "Emulation of FMA"). Other lanes with finite operands are computed
+    one by one with rational arithmetic.
     """
     a, b, c, power = np.broadcast_arrays(a, b, c, power)
     product = a * b
@@ -107,7 +108,7 @@ def scaled_fma64(a, b, c, power):
 
 
 def _is_moderate(x):
-    """Return by element whether x is 0, or its products neither overflow nor become denormal."""
+    """Return by element whether x is 0, or far from overflow and from denormal numbers."""
     size = np.abs(x)
     return (size < 2.0**900) & ((size > 2.0**-900) | (x == 0))
 

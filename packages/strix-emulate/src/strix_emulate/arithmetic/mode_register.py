@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The MODE register, and the effect of CLAMP (RDNA3.5 ISA, "Mode Register", "Output modifiers").
 
-Kernels set the mode only to constants. So the mode of an instruction is known when the instruction
-is compiled to a function.
+Kernels set the mode to constants, or restore the mode with which they began. So the mode of an
+instruction is known when the instruction is compiled, unless it depends on the path through the
+code.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ SHADER_CYCLES = 29
 
 
 def hardware_register(op: Operand) -> tuple[int, int, int]:
-    """Return register number, first bit and number of bits from an immediate of S_GETREG."""
+    """Return register number, first bit and number of bits in an S_GETREG or S_SETREG operand."""
     bits = int(op.value)
     return bits & 63, bits >> 6 & 31, (bits >> 11 & 31) + 1
 

@@ -3,7 +3,7 @@
 
 Names, operands and results are those of the RDNA3.5 ISA document, chapter 16. Kinds are f32, u16,
 b64 and so on. The kind "lane" is the number of the lane. Operations that do not fit this form are
-compiled in :mod:`valu`.
+compiled in :mod:`valu` and :mod:`crosslane`.
 """
 
 from collections.abc import Callable

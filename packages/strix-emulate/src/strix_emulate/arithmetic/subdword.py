@@ -174,7 +174,7 @@ def leading_signs(x):
 def _unit(x, quarters: int):
     """Compute V_SIN if `quarters` is 0, or V_COS if it is 1. The unit of x is a turn.
 
-    If |x| > 256, the result is the one for x = 0.
+    If x is finite and |x| > 256, the result is the one for x = 0.
     """
     turns = np.asanyarray(x).astype(np.float64)
     part = np.copysign(turns - np.trunc(turns), turns)

@@ -144,7 +144,7 @@ class Symbol(np.ndarray):
     def any(self, *_, **__):
         """Return True, so that code for special elements is translated.
 
-        In numpy, a function skips such code if `any()` is False for all elements.
+        In numpy, a function skips such code if its condition is False for all elements.
         """
         return True
 
