@@ -74,12 +74,13 @@ def _read_mirrors() -> dict[str, list[str]]:
     """Read [mirrors] from pixi's configuration files. Each returned URL ends with a slash.
 
     As in pixi, a later file takes precedence. This function also sets the environment variable
-    RATTLER_AUTH_FILE to the first store of credentials that a file names, unless it is set already.
+    RATTLER_AUTH_FILE to the store of credentials that the last file names, unless it is set already.
     """
     user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "pixi")
     home = Path(os.environ.get("PIXI_HOME") or Path.home() / ".pixi")
     project = Project.default_root() / ".pixi"
     mirrors: dict[str, list[str]] = {}
+    auth_file = None
     for folder in (Path("/etc/pixi"), user, home, project):
         path = folder / "config.toml"
         if not path.is_file():
@@ -88,11 +89,12 @@ def _read_mirrors() -> dict[str, list[str]]:
             data: dict[str, Any] = tomllib.loads(read_text(path))
             for url, urls in data.get("mirrors", {}).items():
                 mirrors[_with_slash(url)] = [_with_slash(mirror) for mirror in urls]
-            auth_file = data.get("authentication-override-file")
-            if auth_file:
-                os.environ.setdefault(AUTH_FILE, str(Path(auth_file).expanduser()))
+            if data.get("authentication-override-file"):
+                auth_file = Path(data["authentication-override-file"]).expanduser()
         except (ValueError, TypeError, AttributeError) as error:
             raise ForgeError(f"{path} is not a pixi configuration: {error}") from None
+    if auth_file:
+        os.environ.setdefault(AUTH_FILE, str(auth_file))
     return mirrors
 
 

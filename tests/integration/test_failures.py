@@ -36,6 +36,17 @@ def test_failing_script(project: MiniProject) -> None:
     assert {p.split("-")[0] for p in project.packages()} == {"delta"}
 
 
+def test_a_source_with_another_hash_ends_the_run(project: MiniProject) -> None:
+    data = project.root / "data.bin"
+    data.write_bytes(b"data")
+    project.recipe("alpha", source=f'[{{url: "{data.as_uri()}", sha256: "{"0" * 64}"}}]')
+    project.recipe("delta")
+    done = project.forge("build-all", code=1)
+    assert "not attempted: delta: alpha failed" in done.stderr and project.packages() == set()
+    project.forge("build-all", "--continue-on-failure", code=1)
+    assert {p.split("-")[0] for p in project.packages()} == {"delta"}
+
+
 def test_what_the_base_cannot_build_is_refused_before_anything_is_built(
     project: MiniProject,
 ) -> None:

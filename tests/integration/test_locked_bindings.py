@@ -47,7 +47,7 @@ UNIT_TESTS = (
 )
 # An expression for pytest's option -k. In test_recipes.py, the expression selects only the tests
 # that render each recipe on both bases.
-SELECTED = "not test_recipes or test_renders or test_order"
+SELECTED = "not test_recipes or test_renders"
 
 
 @pytest.fixture(scope="module")

@@ -230,6 +230,12 @@ def test_a_repository_that_is_elsewhere(
         git.fetch(hostile.repository.as_uri(), hostile.commit, hostile.folder / "got")
 
 
+def test_a_repository_whose_path_git_cannot_read(hostile: Hostile) -> None:
+    repository = hostile.repository.rename(hostile.folder / "a\nb")
+    with pytest.raises(NotAttempted, match="control characters"):
+        git.fetch(repository.as_uri(), hostile.commit, hostile.folder / "got")
+
+
 def test_objects_of_another_repository(hostile: Hostile) -> None:
     """A repository may use the objects of another repository, whose configuration is not used.
 

@@ -22,9 +22,7 @@ from forge.project import Project
 from forge.recipes.package_tables import replace_figures
 
 NAMES = pypi.read_names(CHECKOUT / "recipes")
-"xformers"
 HIDDEN = {name for name in NAMES.values() if name} | {*generated.FOR_CUDA}
-"unsloth"
 COPIES = ["README.md", "docs/pypi.md", "docs/workspaces.md", generated.COMBINED_MANIFEST]
 COPIES += [f"stacks/{stack}/pixi.toml" for stack in STACKS]
 

@@ -91,6 +91,7 @@ def test_the_file_that_pixis_configuration_names_holds_the_credentials(
     monkeypatch.delenv(network.AUTH_FILE)
     write_credentials(home, url)
     setting = 'authentication-override-file = "~/credentials.json"\n'
+    configure(home / ".config/pixi/config.toml", 'authentication-override-file = "/none"\n')
     configure(home / ".pixi/config.toml", setting + mirrors(url))
     assert read(Location(MIRRORED, retries=0), "file") == b"content"
 

@@ -238,7 +238,7 @@ def test_amds_images_are_reduced_to_gfx1151(images: Path, tmp_path: Path) -> Non
     assert {path.name: path.read_bytes() for path in tmp_path.glob("out/**/*.aks2")} == expected
 
 
-def test_kernels_variant_is_one_of_three() -> None:
+def test_kernels_variant_is_one_of_four() -> None:
     """Both build scripts read kernels.sh, which refuses unknown values of aotriton_kernels."""
     recipe = RECIPES / "aotriton"
     for script in ("build_images.sh", "build_library.sh"):

@@ -103,10 +103,10 @@ class Run:
             raise NotAttempted(reason)
 
     def require_no_failure(self) -> None:
-        """Raise NotAttempted after a failed build or test, unless the run keeps going."""
+        """Raise NotAttempted after a failed fetch, build or test, unless the run keeps going."""
         if self.keep_going:
             return
-        for name, result in self.fetched.items():
+        for name, result in self.results.items():
             if result.state == FAILED:
                 raise NotAttempted(f"{name} failed; --continue-on-failure would continue")
 
@@ -168,8 +168,8 @@ class Builder:
         Args:
             recipes: All recipes.
             steps: The plan, or a part of it.
-            keep_going: Continue after a failed build or test. Otherwise, the running builds are
-                finished and the remaining ones are not attempted.
+            keep_going: Continue after a failed fetch, build or test. Otherwise, the running builds
+                are finished and the remaining ones are not attempted.
             unsolvable: The names of recipes that are not attempted, with the reasons.
         """
         results = {}

@@ -146,13 +146,18 @@ def _view(repository: Path, commit: str) -> Iterator[Path]:
 
 
 def _find_objects(repository: Path) -> Path:
-    """Return the folder of a repository's objects. Raise NotAttempted if there is none."""
+    """Return the folder of a repository's objects.
+
+    Raises:
+        NotAttempted: There is no such folder, or git cannot read its path.
+    """
     for folder in (repository / "objects", repository / ".git" / "objects"):
         if folder.is_dir():
             objects = folder.resolve()
-            if str(objects).isprintable():  # git cannot read other paths from `alternates`
-                return objects
-            break
+            if not str(objects).isprintable():
+                reason = "a path with control characters, which git cannot read from `alternates`"
+                raise NotAttempted(f"{str(objects)!a} is {reason}")
+            return objects
     raise NotAttempted(
         f"{repository} has no folder `objects`: name the repository itself, not a worktree of it"
     )
