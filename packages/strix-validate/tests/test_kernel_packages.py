@@ -5,6 +5,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -117,6 +118,22 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(cli.app, ["list", "--kernels"])
     assert done.exit_code == 0
     assert "some-kernels: 1 kernels\n    k(*fp16:16, i32)" in done.output
+
+
+@pytest.mark.parametrize(
+    ("set_name", "shipped"), [("sample", "sample"), ("core", "full"), ("full", "full")]
+)
+def test_each_set_of_the_triton_packages(
+    set_name: str, shipped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kernels_set may be `core`, which flash-attn and vLLM have and these packages do not."""
+    package = SimpleNamespace(
+        MODULE="pytest", SHIPPED={"sample": [("s", "a")], "full": [("f", "b")]}
+    )
+    monkeypatch.setattr(kernel_packages, "SHIPPING", (package,))
+    monkeypatch.setattr(kernel_packages, "defer", lambda build, dtype: (build, dtype))
+    calls = kernel_packages._list_calls("triton-packages", set_name, "")
+    assert calls == package.SHIPPED[shipped]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"kernels": 3}', '{"other": {}}'])

@@ -393,6 +393,7 @@ def captured(route: Watched, options: RunOptions) -> dict | Result:
     route(*inputs, is_causal=True)  # this raises CannotRun before the capture if torch refuses
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), torch.no_grad():
         route.unwatched(*inputs, is_causal=True)
     torch.cuda.current_stream().wait_stream(stream)

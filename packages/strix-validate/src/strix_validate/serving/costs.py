@@ -12,7 +12,7 @@ from strix_validate.serving.endpoint import Endpoint
 #: Rounded numbers of tokens that the server reads and generates for each check, without a prefix
 #: cache. A reasoning model generates up to 1,024 more tokens in each answer of a chat.
 _COSTS = {
-    "url-text": (1_200, 1),
+    "url-text": (900, 1),
     "url-prefill": (700, 640),
     "url-together": (9_000, 3_300),
     "url-long-together": (27_000, 210),

@@ -173,9 +173,11 @@ def environment(options: RunOptions) -> Result:
             # a record must not contain a path of the machine
             reported[name] = "a path" if "/" in value else value
     # on a GPU of another vendor these variables have no effect
-    state = State.FAILED if harmful and torch.version.hip else State.PASSED
+    message = "; ".join(harmful)
+    if harmful and torch.version.hip:
+        return Result(PLACEHOLDER, State.FAILED, message, reported, Severity.ERROR)
     severity = Severity.WARNING if harmful else None
-    return Result(PLACEHOLDER, state, "; ".join(harmful), reported, severity)
+    return Result(PLACEHOLDER, State.PASSED, message, reported, severity)
 
 
 def library(options: RunOptions) -> dict:

@@ -261,9 +261,9 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     logits.
     """
     rows = torch.tensor([2, 0, 1, 2], dtype=torch.int32)
-    # Number of tokens that min-p keeps in each row; 0 is all. The last number is not used: that row
-    # has the threshold of the first row's state.
-    kept_counts = (40, 0, 3, 700)
+    # Number of tokens that min-p keeps in the first three rows; 0 is all. The last row has the
+    # state of the first one, and with it its threshold.
+    kept_counts = (40, 0, 3)
     logits = randn(len(rows), vocabulary) * 3
     temperature = torch.tensor([0.0, 1.0, 0.6])
     # A temperature of 0 leaves the logits as they are.
