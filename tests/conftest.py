@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its folder and its group, and put tests with slow fixtures first.
 
     xdist runs the tests of a group in one worker. All tests with the same slow fixture are a group.
-    The other tests of a file are a group.
+    The other tests are grouped by the name of their file.
     """
     groups_by_fixture = {
         "built": "checkout",

@@ -74,7 +74,8 @@ def _read_mirrors() -> dict[str, list[str]]:
     """Read [mirrors] from pixi's configuration files. Each returned URL ends with a slash.
 
     As in pixi, a later file takes precedence. This function also sets the environment variable
-    RATTLER_AUTH_FILE to the store of credentials that the last file names, unless it is set already.
+    RATTLER_AUTH_FILE to the store of credentials that the last file names, unless it is already
+    set.
     """
     user = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "pixi")
     home = Path(os.environ.get("PIXI_HOME") or Path.home() / ".pixi")

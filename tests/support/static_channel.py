@@ -33,7 +33,10 @@ system_tools: {rattler-build: 0.73.0}
 
 
 class Source(LocalChannel):
-    """A channel in the driver's format, with packages that were not built on the host base."""
+    """A channel in the driver's format, with packages of one file.
+
+    Unless a test gives another build string, they do not count as built on the host base.
+    """
 
     def make(
         self,

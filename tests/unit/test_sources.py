@@ -221,7 +221,7 @@ def test_any_repository_with_the_commit_will_do(tmp_path: Path, command: str) ->
     assert subprocess.check_output(count, text=True) == "1\n"
     tree = source_cache.prefill(source, tmp_path / "src_cache")
     assert (tree / "text").read_text() == "second\n"
-    with pytest.raises(ForgeError, match="no recipe names"):
+    with pytest.raises(ForgeError, match="has no commit that a recipe names"):
         source_cache.add(tmp_path / "other", [Source(source.url, "", commit="0" * 40)])
 
 

@@ -264,6 +264,14 @@ def test_every_file_is_reported_in_one_run(world: World) -> None:
     assert world.forge("sources", "fetch", "wheels").output.count("wheels: ") == 1
 
 
+def test_a_file_for_another_python_is_added(world: World) -> None:
+    """A machine without a network may have another Python and base than the one that fetched."""
+    files = sorted((world.hosts / "files").glob("wheels-1.0-*"))
+    assert len(files) == 2
+    done = world.forge("sources", "add", *map(str, files))
+    assert done.exit_code == 0, done.output
+
+
 def sha256(world: World, name: str) -> str:
     """Return the sha256 of an upstream file."""
     return hashlib.sha256((world.hosts / "files" / name).read_bytes()).hexdigest()

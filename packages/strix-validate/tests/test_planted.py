@@ -169,7 +169,7 @@ FAULTS: dict[str, tuple[dict, str]] = {
     "masks ignored in calls with dropout": ({"mask_without_dropout": True}, "pairs"),
     "mask indexed by key/value head, not by query head": ({"mask_by_key_head": True}, "pairs"),
     "slice of a mask read as a contiguous tensor": ({"mask_contiguous": True}, "pairs"),
-    "additive mask that all queries share applied only to the first query": (
+    "only the first query gets an additive mask that all queries share": (
         {"mask_of_first_query": True},
         "pairs",
     ),

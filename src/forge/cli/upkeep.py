@@ -135,11 +135,12 @@ def fetch(
 def add(context: typer.Context, files: SourcePaths) -> None:
     """Add files, git repositories or copies of a folder build/sources to the cache.
 
-    A file is recognized by its sha256, and a repository by its commit. Everything else is refused.
+    A file is recognized by its sha256, and a repository by its commit. The sources for every Python
+    and base are accepted, and everything else is refused.
     """
     ctx: Context = context.obj
     cache = SourceCache(ctx.project)
-    sources = [source for _, source in select_sources(ctx)]
+    sources = [source for _, source in select_sources(ctx, every=True)]
     codes = []
     for path in files:
         for file in _list_source_files(path):

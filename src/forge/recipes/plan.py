@@ -72,7 +72,7 @@ class Step:
         return f"{self.digest['base']}-{self.digest['content']}-{key}"
 
     def pythons(self) -> list[str]:
-        """List the Python variants of the outputs; empty if an output does not depend on Python."""
+        """List the values of the variant `python`; empty if any output is for all Pythons."""
         pythons: list[str] = []
         for output in self.rendered:
             variant = output["build_configuration"]["variant"]

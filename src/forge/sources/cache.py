@@ -223,10 +223,10 @@ class SourceCache:
             elif source.sha256 == sha256:
                 self._store(source, functools.partial(shutil.copyfile, file))
                 return source
-        content = f"has sha256 {sha256}, which" if sha256 else "has no commit that"
+        content = f"has sha256 {sha256}, which no" if sha256 else "has no commit that a"
         digests = [source.digest for source in sources if source.file_name == file.name]
         hint = f"; a recipe names a {file.name} with {digests[0]}" if digests else ""
-        raise ForgeError(f"{file} {content} no recipe names{hint}")
+        raise ForgeError(f"{file} {content} recipe names{hint}")
 
     def state(self, source: Source) -> str:
         """Return the state of a source in the cache.

@@ -105,7 +105,8 @@ class Waves:
     )
 
     def __init__(self, V, S, scc, pc, identity, queues):
-        # V and S must be in C order. In any other order, a flat view would be a copy.
+        # V and S must be in C order, because C accesses them by address. In any other order, a flat
+        # view of V would also be a copy.
         self.n, self.width = V.shape[1:]
         self.pc = pc
         self.queues = queues

@@ -78,7 +78,7 @@ def _suggest_gtt_limit(tree: Tree, memory: int) -> Fix:
     for module in modules:
         file = f"/etc/modprobe.d/{module}.conf"
         for setting in parameters.read_settings(tree, module):
-            # Other files and the command line would override the file that is written here.
+            # A setting in another place may override the one that the fix makes.
             if setting.name in limits and setting.place != file:
                 others.append(setting)
     on_command_line = any(setting.place == parameters.COMMAND_LINE for setting in others)
