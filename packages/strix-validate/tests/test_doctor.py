@@ -95,6 +95,43 @@ def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch
     assert "give the cable's interface an address" in result.fix
 
 
+#: Two interfaces as `ip -json -4 address` prints them, and as `ip -brief -4 address` does: the
+#: first has a metric, as systemd-networkd sets it for DHCP, and the second has a peer.
+IP_JSON = (
+    '[{},{"ifname":"lo","addr_info":[{"local":"127.0.0.1"}]},'
+    '{"ifname":"eth0","addr_info":[{"local":"192.168.1.5","prefixlen":24,"metric":100}]},'
+    '{"ifname":"tun0","addr_info":[{"local":"10.8.0.6","address":"10.8.0.5"}]}]'
+)
+IP_BRIEF = (
+    "lo UNKNOWN 127.0.0.1/8\n"
+    "eth0@if5 UP 192.168.1.5/24 metric 100\n"
+    "tun0 UNKNOWN 10.8.0.6 peer 10.8.0.5/32"
+)
+
+
+def test_addresses_with_a_metric_or_a_peer_are_read(tmp_path, monkeypatch):
+    program = tmp_path / "ip"
+    program.write_text(
+        f"#!/bin/sh\nif [ \"$1\" = -json ]; then echo '{IP_JSON}'; else echo '{IP_BRIEF}'; fi\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    links = cluster_machine.list_links()
+    assert [(link.interface, link.address) for link in links] == [
+        ("eth0", "192.168.1.5"),
+        ("tun0", "10.8.0.6"),
+    ]
+
+
+def test_a_machine_without_the_program_ip_is_not_a_fault(with_ray, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    limits = (cluster_machine.FILES, cluster_machine.FILES)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    result = examine(with_ray)["two-machines"]
+    assert result.state is State.SKIPPED
+    assert "ip is not installed" in str(result.measured)
+
+
 @pytest.mark.parametrize(
     ("limits", "state", "fix"),
     [

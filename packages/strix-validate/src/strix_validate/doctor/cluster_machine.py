@@ -3,11 +3,13 @@
 
 import hashlib
 import ipaddress
+import json
 import resource
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from strix_validate.checks import CannotRun
 from strix_validate.doctor import host
 
 #: Number of open files that Ray needs, because its processes hold sockets to each other. With the
@@ -24,21 +26,26 @@ class Link:
 
 
 def list_links() -> list[Link]:
-    """Return the machine's IPv4 addresses, except loopback."""
-    process = subprocess.run(
-        ["ip", "-brief", "-4", "address"],
-        capture_output=True,
-        text=True,
-    )
+    """Return the machine's IPv4 addresses, except loopback.
+
+    Raises:
+        CannotRun: The program ip is not installed.
+    """
+    try:
+        process = subprocess.run(
+            ["ip", "-json", "-4", "address"],
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError as error:
+        raise CannotRun("the network cannot be read, because ip is not installed") from error
     links = []
-    for line in process.stdout.splitlines():
-        interface, _, *networks = line.split()
-        # A virtual interface is listed as NAME@PARENT, but addressed by NAME.
-        name = interface.partition("@")[0]
-        for network in networks:
-            address = network.partition("/")[0]
+    for interface in json.loads(process.stdout or "[]"):
+        # Some versions of ip print an empty object for an interface without an IPv4 address.
+        for entry in interface.get("addr_info", ()):
+            address = entry["local"]
             if not ipaddress.ip_address(address).is_loopback:
-                links.append(Link(address, name))
+                links.append(Link(address, interface["ifname"]))
     return links
 
 
