@@ -356,6 +356,28 @@ def test_a_name_is_found_in_the_cache(tmp_path: Path) -> None:
     assert run("Qwen/Qwen3-8B")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"XDG_CACHE_HOME": "{0}"},
+        {"HF_HOME": "{0}/huggingface", "XDG_CACHE_HOME": "/nowhere"},
+        {"HUGGINGFACE_HUB_CACHE": "{0}/huggingface/hub", "HF_HOME": "/nowhere"},
+        {"HF_HUB_CACHE": "{0}/huggingface/hub", "HUGGINGFACE_HUB_CACHE": "/nowhere"},
+    ],
+)
+def test_the_cache_is_where_hugging_faces_variables_say(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    folder = tmp_path / "huggingface/hub/models--O--N/snapshots/abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    assert reading.find_cached("O/N") == folder / "config.json"
+
+
 def test_the_newest_file_of_the_cache_that_describes_a_model(tmp_path: Path) -> None:
     """In a snapshot, config.json comes before params.json, and a GGUF file comes last."""
     snapshots = tmp_path / "cache/hub/models--O--N/snapshots"

@@ -62,13 +62,23 @@ def _find_in(folder: Path) -> Path:
 
 def find_cached(name: str) -> Path | None:
     """Return the file that describes a model in Hugging Face's cache, if it is there."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    snapshots = home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots"
+    snapshots = _find_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
     newest_first = sorted(snapshots.glob("*"), key=lambda folder: folder.stat().st_mtime)[::-1]
     for snapshot in newest_first:
         with contextlib.suppress(NoModel):
             return _find_in(snapshot)
     return None
+
+
+def _find_cache() -> Path:
+    """Return the folder of Hugging Face's cache, which four variables may set (huggingface_hub)."""
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if folder:
+        return Path(folder).expanduser()
+    home = os.environ.get("HF_HOME")
+    if not home:
+        home = f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(home).expanduser() / "hub"
 
 
 def read(file: Path) -> dict[str, Any]:
