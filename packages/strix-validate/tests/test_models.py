@@ -345,6 +345,22 @@ def test_flags_are_the_doctors(tmp_path: Path) -> None:
 
 
 @needs_table
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("config.json", CONFIGS["Qwen3-8B"]),
+        ("params.json", {"dim": 64, "n_layers": 2, "n_heads": 8, "hidden_dim": 9, "vocab_size": 9}),
+    ],
+)
+def test_the_command_names_the_folder_of_a_file(name: str, config: dict, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(json.dumps(config))
+    served = command.answer_model(str(tmp_path / name), None)
+    tree = Tree(hosts.make(tmp_path / "host", {}))
+    line = command.describe(served.name, served.answer, tree)[-1]
+    assert f"vllm serve {tmp_path} --" in line
+
+
+@needs_table
 def test_a_name_is_found_in_the_cache(tmp_path: Path) -> None:
     status, output = run("Qwen/Qwen3-8B")
     assert status == 2

@@ -147,11 +147,14 @@ def answer_model(model: str, source: Path | None) -> Served:
     config = reading.read(file)
     if file.name == lora.FILE:
         return _answer_adapter(file, config, source)
+    # `vllm serve` takes the folder, not the file in it.
+    is_in_folder = Path(model).is_file() and file.name in (reading.CONFIG, mistral.FILE)
+    name = str(file.parent) if is_in_folder else model
     if file.name == mistral.FILE:
         result = _answer_config(config, file.parent, source)
-        return Served(model, replace(result, suffix=f" {mistral.FLAGS}"))
+        return Served(name, replace(result, suffix=f" {mistral.FLAGS}"))
     folder = file.parent if file.name == reading.CONFIG else None
-    return Served(model, _answer_config(config, folder, source))
+    return Served(name, _answer_config(config, folder, source))
 
 
 def models(
