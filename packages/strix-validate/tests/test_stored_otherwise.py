@@ -3,6 +3,7 @@
 
 import json
 import random
+import shlex
 import struct
 from pathlib import Path
 
@@ -288,6 +289,18 @@ def test_a_loras_folder(tmp_path: Path) -> None:
     served = command.answer_model(str(folder), None)
     line = answer.describe(served.name, served.answer, Tree(hosts.make(tmp_path / "host", {})))[-1]
     assert f"vllm serve Qwen/Qwen3-8B --enable-lora --lora-modules adapter={folder}" in line
+
+
+def test_the_command_quotes_folders(tmp_path: Path) -> None:
+    base = tmp_path / "my models"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps(FILES["Qwen3-8B"]))
+    folder = adapter(tmp_path / "my lora", base_model_name_or_path=str(base))
+    served = command.answer_model(str(folder), None)
+    line = answer.describe(served.name, served.answer, Tree(hosts.make(tmp_path / "host", {})))[-1]
+    words = shlex.split(line)
+    assert words[1:4] == ["vllm", "serve", str(base)]
+    assert f"adapter={folder}" in words
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 from strix_validate import TARGET
 from strix_validate.doctor.tree import Tree
@@ -362,5 +363,5 @@ def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> li
             room = f", room for {num_tokens} tokens"
             if length_flag and result.length:
                 room += f" of the {result.length} that a request may have"
-    command = f"{result.command} {name}{result.suffix} {memory_flags}{length_flag}"
+    command = f"{result.command} {quote(name)}{result.suffix} {memory_flags}{length_flag}"
     return [*lines, _line("here", f"{command}{room}")]

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from strix_validate.layers.defaults import NoModel
@@ -44,7 +45,7 @@ class Adapter:
     def flags(self, folder: str) -> str:
         """Return the flags of `vllm serve BASE` that load the adapter from a folder."""
         max_rank = next((rank for rank in RANKS if rank >= self.rank), RANKS[-1])
-        flags = f"--enable-lora --lora-modules adapter={folder}"
+        flags = f"--enable-lora --lora-modules adapter={quote(folder)}"
         if max_rank > _DEFAULT_RANK:
             flags += f" --max-lora-rank {max_rank}"
         return flags
