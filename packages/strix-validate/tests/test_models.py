@@ -286,6 +286,11 @@ def test_files_count_before_dimensions(tmp_path: Path) -> None:
     assert model_memory.weights_of_files(tmp_path) == 4
     answer = command.answer(CONFIGS["Llama-3.1-8B"], tmp_path, None)
     assert (answer.weights, answer.token) == (4, 32 * 2 * 8 * 128 * 2)
+    shards = {"lm_head.weight": "a.safetensors", "norm.weight": "b.safetensors"}
+    index.write_text(json.dumps({"metadata": {"total_size": 123}, "weight_map": shards}))
+    assert model_memory.weights_of_files(tmp_path) == 123  # b is not downloaded yet
+    (tmp_path / "b.safetensors").write_bytes(b"56")
+    assert model_memory.weights_of_files(tmp_path) == 6
 
 
 def run(*arguments: object) -> tuple[int, str]:

@@ -69,21 +69,25 @@ _MAX_BYTES = 1 << 60
 
 
 def weights_of_files(folder: Path) -> int:
-    """Return the bytes of a folder's safetensors files, or the total in their index, or 0."""
+    """Return the bytes of a folder's safetensors files, or the total in their index, or 0.
+
+    The total counts if a file of the index is missing, as in a download that was interrupted.
+    """
     files = [file for file in folder.glob("*.safetensors") if file.is_file()]
     others = [file for file in files if not file.name.startswith("consolidated")]
     if others:
         # Mistral's folders have the same weights twice, and vLLM loads only one copy
         files = others
     size = sum(file.stat().st_size for file in files)
-    if size:
-        return size
     try:
         index = read_json_object(folder / "model.safetensors.index.json")
-        size = int(index["metadata"]["total_size"])
+        names = set(map(str, dict(index.get("weight_map") or {}).values()))
+        if size and names <= {file.name for file in files}:
+            return size
+        total = int(index["metadata"]["total_size"])
     except (ValueError, LookupError, TypeError, OverflowError):
-        return 0
-    return size if 0 < size < _MAX_BYTES else 0
+        return size
+    return total if 0 < total < _MAX_BYTES else size
 
 
 def weight_bytes(form: str) -> float:
