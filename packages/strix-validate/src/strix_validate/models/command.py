@@ -68,19 +68,19 @@ def answer_gguf(file: Path) -> ModelAnswer:
     """Answer for a GGUF file from the table, because only a plugin of vLLM reads such files."""
     model = gguf_file.read(file)
     result = answer(model.config, None, None)
-    rows = [row for row in result.rows if row.part not in ("linear", "experts")]
+    rows = [row for row in result.rows if row.part not in ("linear", "experts")] + model.rows
     parts = dict(result.parts)
     parts.pop("linear", None)
     parts["linear"] = sorted({row.chosen for row in model.rows if row.chosen})
     tokenizer = model.base or "OWNER/NAME-OF-THE-ORIGINAL"
     return replace(
         result,
-        rows=rows + model.rows,
+        rows=rows,
         parts=parts,
         weights=model.weights,
         token=model.token,
         tiles="",
-        refusal=next((row.refused for row in model.rows if row.refused), ""),
+        refusal=next((row.refused for row in rows if row.refused), ""),
         uncounted=[],
         is_estimate=False,
         compared=True,
