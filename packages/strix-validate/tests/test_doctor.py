@@ -95,6 +95,43 @@ def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch
     assert "give the cable's interface an address" in result.fix
 
 
+def test_the_last_value_of_an_option_counts_and_all_are_removed(tmp_path):
+    """modprobe reads files by name, from all folders, and the kernel takes the last value."""
+    hosts.make(
+        tmp_path,
+        {
+            "etc/modprobe.d/amdgpu.conf": "options amdgpu gttsize=8192\n",
+            "usr/lib/modprobe.d/zz.conf": "options amdgpu gttsize=65536\n",
+        },
+    )
+    result = examine(tmp_path)["gtt"]
+    assert "amdgpu.gttsize=65536 caps GTT at 64 GiB" in result.reason
+    assert "/etc/modprobe.d/amdgpu.conf" in result.fix
+    assert "sudo cp /usr/lib/modprobe.d/zz.conf" in result.fix
+    hosts.make(tmp_path, {"proc/cmdline": "amd_iommu=off amdgpu.gttsize=1024 amdgpu.gttsize=4096"})
+    result = examine(tmp_path)["gtt"]
+    assert "amdgpu.gttsize=4096 caps GTT at 4 GiB" in result.reason
+    assert "amdgpu.gttsize=1024" in result.fix
+
+
+def test_a_file_of_options_hides_a_package_file_of_its_name(tmp_path):
+    """The fix copies a package's file to /etc and edits the copy, so the original has no effect."""
+    package = {"usr/lib/modprobe.d/vendor.conf": "options amdgpu ppfeaturemask=0xffff7fff\n"}
+    result = examine(hosts.make(tmp_path, package))["options"]
+    assert "ppfeaturemask" in result.reason
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/modprobe.d").symlink_to(tmp_path / "usr/lib/modprobe.d")
+    assert examine(tmp_path)["options"].fix == result.fix
+    hosts.make(tmp_path, {"etc/modprobe.d/vendor.conf": "options amdgpu\n"})
+    assert examine(tmp_path)["options"].severity is None
+
+
+def test_a_line_whose_options_were_removed_does_not_take_the_next_line(tmp_path):
+    lines = "options amdttm\noptions ttm pages_limit=31457280\n"
+    result = examine(hosts.make(tmp_path, {"etc/modprobe.d/ttm.conf": lines}))["gtt"]
+    assert result.severity is None, result
+
+
 #: Two interfaces as `ip -json -4 address` prints them, and as `ip -brief -4 address` does: the
 #: first has a metric, as systemd-networkd sets it for DHCP, and the second has a peer.
 IP_JSON = (

@@ -162,11 +162,7 @@ def _judge_gttsize(tree: Tree, pages: int | None) -> Result:
     mib = _read_gttsize(tree)
     if mib is None:
         return fine()
-    setting = parameters.find_setting(tree, "amdgpu", "gttsize")
-    if setting:
-        fix = parameters.suggest_removal(tree, setting)
-    else:
-        fix = Fix("find the file that sets it: grep -rn gttsize /etc/modprobe.d /proc/cmdline")
+    fix = parameters.suggest_removal_of(tree, "amdgpu", "gttsize")
     if pages is None:
         return remark("amdgpu.gttsize is deprecated: TTM's pages_limit replaces it", fix, _GTTSIZE)
     allowed = f"ttm.pages_limit allows {pages * PAGE / GIB:.0f}"

@@ -10,9 +10,11 @@ from strix_validate.doctor._verdicts import Fix
 from strix_validate.doctor.tree import Tree
 
 COMMAND_LINE = "the kernel's command line"
+#: Folders of files of options. A file hides the files of the same name in later folders.
 _FOLDERS = (
     "etc/modprobe.d",
     "run/modprobe.d",
+    "usr/local/lib/modprobe.d",
     "usr/lib/modprobe.d",
     "lib/modprobe.d",
 )
@@ -48,29 +50,41 @@ def read_arguments(tree: Tree) -> list[str]:
 
 
 def read_settings(tree: Tree, module: str) -> list[Setting]:
-    """Return the options of a module that are set: those of the command line, then of files."""
+    """Return the options of a module that are set.
+
+    Of several values of an option, the last one counts. modprobe reads files in the order of their
+    names, then the command line. The result is in reverse order: the value in force comes first.
+    """
     places = []
+    for file in _list_files(tree):
+        place = f"/{file.relative_to(tree.root)}"
+        for name, value in _read_options(tree, file, module):
+            places.append((place, name, value))
     for argument in read_arguments(tree):
         match = re.fullmatch(rf"{module}\.(\w+)=(\S*)", argument)
         if match:
             places.append((COMMAND_LINE, match[1], match[2]))
-    for folder in _FOLDERS:
-        for file in tree.glob(f"{folder}/*.conf"):
-            place = f"/{file.relative_to(tree.root)}"
-            for name, value in _read_options(tree, file, module):
-                places.append((place, name, value))
     settings = []
-    for place, name, written in places:
+    for place, name, written in reversed(places):
         value = tree.read(_parameter_file(module, name)) or written
         settings.append(Setting(module, name, value, place, written))
     return settings
+
+
+def _list_files(tree: Tree) -> list[Path]:
+    """Return the files of options that modprobe reads, in its order."""
+    files: dict[str, Path] = {}
+    for folder in _FOLDERS:
+        for file in tree.glob(f"{folder}/*.conf"):
+            files.setdefault(file.name, file)
+    return [files[name] for name in sorted(files)]
 
 
 def _read_options(tree: Tree, file: Path, module: str) -> list[tuple[str, str]]:
     """Return the names and values that a file of modprobe.d has for a module."""
     text = tree.read_at(file) or ""
     options = []
-    for line in re.findall(rf"(?m)^\s*options\s+{module}\s+(.*)", text):
+    for line in re.findall(rf"(?m)^[ \t]*options[ \t]+{module}[ \t]+(.*)", text):
         for word in line.split():
             name, separator, value = word.partition("=")
             if separator:
@@ -78,12 +92,9 @@ def _read_options(tree: Tree, file: Path, module: str) -> list[tuple[str, str]]:
     return options
 
 
-def find_setting(tree: Tree, module: str, name: str) -> Setting | None:
-    """Return an option that someone set, or None if nobody set it."""
-    for setting in read_settings(tree, module):
-        if setting.name == name:
-            return setting
-    return None
+def find_settings(tree: Tree, module: str, name: str) -> list[Setting]:
+    """Return each place that sets an option, the one in force first; empty if nobody set it."""
+    return [setting for setting in read_settings(tree, module) if setting.name == name]
 
 
 def read_value(tree: Tree, module: str, name: str) -> str | None:
@@ -91,8 +102,8 @@ def read_value(tree: Tree, module: str, name: str) -> str | None:
     value = tree.read(_parameter_file(module, name))
     if value:
         return value
-    setting = find_setting(tree, module, name)
-    return setting.value if setting else None
+    settings = find_settings(tree, module, name)
+    return settings[0].value if settings else None
 
 
 def list_ttm_modules(tree: Tree) -> list[str]:
@@ -125,5 +136,15 @@ def suggest_removal(tree: Tree, *settings: Setting) -> Fix:
     for file, in_file in by_file.items():
         expressions = [f"/^ *options *{s.module} /s/ {s.name}=[^ ]*//" for s in in_file]
         change = " and ".join(f"{s.name}={s.written}" for s in in_file)
+        expressions = list(dict.fromkeys(expressions))
         steps.append(_distribution.suggest_modprobe_edit(tree, file, expressions, change))
     return Fix("; ".join(steps), needs_reboot=True)
+
+
+def suggest_removal_of(tree: Tree, module: str, name: str) -> Fix:
+    """Return how to remove an option from each place that sets it, or how to find that place."""
+    settings = find_settings(tree, module, name)
+    if settings:
+        return suggest_removal(tree, *settings)
+    search = f"find the file that sets it: grep -rn {name} /etc/modprobe.d /proc/cmdline"
+    return Fix(search, needs_reboot=True)

@@ -15,7 +15,6 @@ from strix_validate.doctor._verdicts import (
     remark,
     warning,
 )
-from strix_validate.doctor.parameters import Setting
 from strix_validate.doctor.tree import Tree
 
 #: Milliseconds after which the driver resets a ring. _LOCKUP_NEW is the default of kernels from 7.0
@@ -71,18 +70,9 @@ def options(tree: Tree) -> Result:
     return combine(results)
 
 
-def _find_setting(tree: Tree, name: str) -> Setting | None:
-    """Return an option of amdgpu that someone set."""
-    return parameters.find_setting(tree, "amdgpu", name)
-
-
 def _suggest_removal(tree: Tree, name: str) -> Fix:
-    """Return how to remove an option of amdgpu, or how to find where it is set."""
-    setting = _find_setting(tree, name)
-    if setting:
-        return parameters.suggest_removal(tree, setting)
-    search = f"find the file that sets it: grep -rn {name} /etc/modprobe.d /proc/cmdline"
-    return Fix(search, needs_reboot=True)
+    """Return how to remove an option of amdgpu."""
+    return parameters.suggest_removal_of(tree, "amdgpu", name)
 
 
 def _judge_cwsr(tree: Tree) -> Result:
@@ -133,14 +123,14 @@ def _judge_lockup(tree: Tree) -> Result:
 def _judge_scheduler(tree: Tree) -> Result:
     """Warn of options that replace the queue scheduler, which guides advise to prevent hangs."""
     for name, values in _OTHER_SCHEDULERS.items():
-        setting = _find_setting(tree, name)
-        if setting is None or setting.value not in values:
+        settings = parameters.find_settings(tree, "amdgpu", name)
+        if not settings or settings[0].value not in values:
             continue
         message = (
-            f"amdgpu.{name}={setting.value} replaces the scheduler of queues. Guides advise this "
-            "to prevent hangs, but a machine with this setting hung as well"
+            f"amdgpu.{name}={settings[0].value} replaces the scheduler of queues. Guides advise "
+            "this to prevent hangs, but a machine with this setting hung as well"
         )
-        return warning(message, parameters.suggest_removal(tree, setting), _SCHEDULER)
+        return warning(message, parameters.suggest_removal(tree, *settings), _SCHEDULER)
     return fine()
 
 
@@ -149,11 +139,12 @@ def _judge_power_features(tree: Tree) -> Result:
 
     Owners set such masks to avoid a fault of GFXOFF, which is fixed in Linux 6.18.4.
     """
-    setting = _find_setting(tree, "ppfeaturemask")
-    if setting is None:
+    settings = parameters.find_settings(tree, "amdgpu", "ppfeaturemask")
+    if not settings:
         return fine()
-    message = f"amdgpu.ppfeaturemask={setting.value} is set; kernels from 6.18.4 on do not need it"
-    return remark(message, parameters.suggest_removal(tree, setting), _GFXOFF)
+    value = settings[0].value
+    message = f"amdgpu.ppfeaturemask={value} is set; kernels from 6.18.4 on do not need it"
+    return remark(message, parameters.suggest_removal(tree, *settings), _GFXOFF)
 
 
 def power(tree: Tree) -> Result:
