@@ -105,6 +105,7 @@ def test_a_right_server_passes(examine, started):
     (server,) = started
     command = server.args
     assert "--enforce-eager" not in command
+    assert f"--gpu-memory-utilization={tiny_llama.SHARE}" in command
     captured = json.loads(command[command.index("--compilation-config") + 1])
     assert captured["cudagraph_mode"] == "FULL_DECODE_ONLY"
 

@@ -232,6 +232,12 @@ def test_a_server_that_does_not_start_is_a_load_that_does_not_run(lack, expected
         assert answer == expected
 
 
+def test_the_server_starts_beside_other_programs():
+    """vLLM's own default requires 92 % of the memory to be free, even for a small KV cache."""
+    flags = dict(zip(command._SERVER_FLAGS[::2], command._SERVER_FLAGS[1::2], strict=True))
+    assert float(flags["--gpu-memory-utilization"]) < 0.1
+
+
 def test_the_worker_takes_turns_with_a_server(tmp_path):
     with Server() as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

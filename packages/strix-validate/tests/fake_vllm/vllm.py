@@ -17,6 +17,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import trained_server
 
 FAULTS = os.environ.get("FAKE_VLLM", "").split()
+#: The share of the GPU's memory that other programs leave.
+FREE = 0.5
 RIGHT = math.log(0.5)
 OTHER = math.log(0.5 / 511)
 
@@ -41,6 +43,8 @@ class LLM:
         assert Path(model).is_dir()
         assert skip_tokenizer_init
         assert kv_cache_memory_bytes
+        if options.get("gpu_memory_utilization", 0.92) > FREE:  # request_memory
+            raise ValueError("Free memory is less than desired GPU memory utilization")
         self.model = Path(model).name
         if "crash" in FAULTS:
             raise RuntimeError("Failed to infer device type")

@@ -13,6 +13,10 @@ import os
 import sys
 from pathlib import Path
 
+#: The share of the GPU's memory that must be free for vLLM to start, even if the size of the KV
+#: cache is given (request_memory in vllm/v1/worker/utils.py). The default of 0.92 leaves little
+#: memory to other programs.
+SHARE = 0.05
 #: Token ids.
 PROMPT = [1, 5, 7, 11, 13, 17, 19, 23] * 8
 #: Tokens to generate.
@@ -121,6 +125,7 @@ def _generate(folder: str, dtype: str = "float16") -> dict:
         # this is a size in bytes, because a share of the memory would include other programs'
         # memory
         kv_cache_memory_bytes=256 << 20,
+        gpu_memory_utilization=SHARE,
         seed=0,
     )
     sampling = SamplingParams(

@@ -25,7 +25,7 @@ from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import read_memory_budget
 from strix_validate.limits import read_last_lines
 from strix_validate.serving.endpoint import Endpoint, Generation
-from strix_validate.serving.tiny_llama import PROMPT, TOKENS
+from strix_validate.serving.tiny_llama import PROMPT, SHARE, TOKENS
 from strix_validate.serving.web import open_url
 
 #: Time limits in seconds. The first start compiles kernels, which took up to 12 minutes in reports
@@ -48,6 +48,7 @@ _TINY = [
     "--compilation-config",
     _GRAPHS,
     f"--kv-cache-memory-bytes={256 << 20}",
+    f"--gpu-memory-utilization={SHARE}",
 ]
 
 

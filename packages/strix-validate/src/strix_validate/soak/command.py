@@ -23,6 +23,7 @@ from strix_validate.installing import suggest_installation
 from strix_validate.reporting import record
 from strix_validate.reporting.record import Record
 from strix_validate.reporting.terminal_table import show
+from strix_validate.serving.tiny_llama import SHARE
 from strix_validate.serving.vllm_server import ServerSession
 from strix_validate.soak.advice import advise
 from strix_validate.soak.kernel_log import KernelLog
@@ -55,6 +56,8 @@ _SERVER_FLAGS = (
     "32",
     "--kv-cache-memory-bytes",
     str(256 << 20),
+    "--gpu-memory-utilization",
+    str(SHARE),
 )
 
 #: Prints a line on the terminal.
