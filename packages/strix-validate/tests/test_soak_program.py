@@ -164,7 +164,7 @@ def test_a_worker_killed_from_outside_ends_the_program_with_status_1(running):
     assert record.load(file).summary["failed"] == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_interrupted_program_writes_its_record(number, running):
     process, worker, folder = running
     process.send_signal(number)

@@ -149,7 +149,9 @@ def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
     """Make these signals interrupt as Ctrl-C does, so that the record is written."""
     handlers = {}
     for number in numbers:
-        handlers[number] = signal.signal(number, signal.default_int_handler)
+        # nohup ignores SIGHUP, so that the soak outlives its terminal.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            handlers[number] = signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
@@ -220,7 +222,9 @@ def run(
     worker: Sequence[str] = ("-m", WORKER),
     clock: Clock | None = None,
 ) -> None:
-    """Load the GPU and record it. After Ctrl-C or SIGTERM, the story has all that happened so far.
+    """Load the GPU and record it.
+
+    After Ctrl-C, SIGTERM or SIGHUP, the story has all that happened so far.
 
     Args:
         story: The story, to which all events are added.
@@ -329,7 +333,7 @@ def soak(
     files = _open_files(evidence, story)
     write_error = None
     try:
-        with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
+        with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM, signal.SIGHUP):
             run(story, files, device.value, minutes * 60, hang_after, print_line)
         report = files.close(print_line)
     except OSError as error:
