@@ -336,6 +336,9 @@ def _find_better_kernel(tree: Tree) -> str | None:
         release = kernel_release.parse(folder.name)
         if release is None or not kernel_release.is_fixed(release):
             continue
+        if not (folder / "kernel").is_dir():
+            # The kernel was removed, but files that other programs wrote are left.
+            continue
         if kernel_release.find_fault(release) is None:
             candidates.append(release)
     if not candidates:
