@@ -104,6 +104,12 @@ def test_a_kernel_of_ones_own_is_not_named(release, short_release):
     assert host.shorten_release(release) == short_release
 
 
+@pytest.mark.parametrize(("home", "text"), [("/home/me", "~/a, /b"), ("/", "/home/me/a, /b")])
+def test_the_users_folder_is_shortened(home, text, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    assert host.shorten("/home/me/a, /b") == text
+
+
 def test_every_check_has_id_title_and_reason():
     checks = [check for name in tiers.TIERS for check in tiers.load(name).checks()]
     assert len(checks) == len({check.id for check in checks}) >= 60

@@ -160,7 +160,9 @@ def _describe_gpu() -> Device:
 def shorten(text: str) -> str:
     """Return the text with $PREFIX and ~ for the paths of this environment and user."""
     text = text.replace(sys.prefix, "$PREFIX")
-    return text.replace(str(Path.home()), "~")
+    home = str(Path.home())
+    # Docker sets HOME=/ for a user that the image does not know.
+    return text if home == "/" else text.replace(home, "~")
 
 
 def _read_cpu() -> str:
