@@ -417,6 +417,13 @@ def test_the_newest_file_of_the_cache_that_describes_a_model(tmp_path: Path) -> 
     assert reading.find_cached("O/N") is None
 
 
+def test_a_folder_of_gguf_files_is_its_models_not_its_encoders(tmp_path: Path) -> None:
+    (tmp_path / "mmproj-F16.gguf").touch()
+    assert reading.find(str(tmp_path)).name == "mmproj-F16.gguf"
+    (tmp_path / "qwen3-vl-Q4_K_M.gguf").touch()
+    assert reading.find(str(tmp_path)).name == "qwen3-vl-Q4_K_M.gguf"
+
+
 def header(shapes: dict[str, list[int]], data_bytes: int = 1 << 20) -> bytes:
     """Return a safetensors file whose numbers are zeros."""
     tensors = {name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}

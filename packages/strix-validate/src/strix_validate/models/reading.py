@@ -53,7 +53,9 @@ def _find_in(folder: Path) -> Path:
             return folder / name
     gguf_files = sorted(folder.glob(f"*{gguf_file.SUFFIX}"))
     if gguf_files:
-        return gguf_files[0]
+        # llama.cpp names the encoder of a model mmproj.
+        models = [file for file in gguf_files if "mmproj" not in file.name]
+        return (models or gguf_files)[0]
     raise NoModel(
         f"{folder} has no {', no '.join(_FILES)} and no {gguf_file.SUFFIX} file: pass the folder "
         f"of a model"
