@@ -95,6 +95,15 @@ def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch
     assert "give the cable's interface an address" in result.fix
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_the_firmware_of_another_gpu_is_not_judged(number, tmp_path):
+    file = f"sys/kernel/debug/dri/{number}/amdgpu_firmware_info"
+    text = "MES feature version: 1, firmware version: 0x00000083\n"
+    result = examine(hosts.make(tmp_path, {file: text}))["firmware"]
+    assert result.severity is None
+    assert result.measured["mes"] == "0x80"
+
+
 def test_the_last_value_of_an_option_counts_and_all_are_removed(tmp_path):
     """modprobe reads files by name, from all folders, and the kernel takes the last value."""
     hosts.make(

@@ -419,17 +419,18 @@ def _is_good_firmware(version: str | None) -> bool:
 
 
 def _read_loaded_mes(tree: Tree) -> int | None:
-    """Return the version of the loaded scheduler, or None if debugfs cannot be read.
+    """Return the version of the GPU's loaded scheduler, or None if debugfs cannot be read.
 
     Only root can read debugfs.
     """
-    mes = None
+    if tree.gpu_folder is None:
+        return None
+    # debugfs numbers the GPUs as /sys/class/drm does.
+    number = re.sub(r".*/card(\d+)/.*", r"\1", tree.gpu_folder)
+    text = tree.read(f"sys/kernel/debug/dri/{number}/amdgpu_firmware_info") or ""
     line = r"^MES feature version: \d+, firmware version: (0x[0-9a-f]+)"
-    for file in tree.glob("sys/kernel/debug/dri/*/amdgpu_firmware_info"):
-        version = re.search(line, tree.read_at(file) or "", re.M)
-        if version:
-            mes = int(version[1], 16) & 0xFF
-    return mes
+    version = re.search(line, text, re.M)
+    return int(version[1], 16) & 0xFF if version else None
 
 
 def _find_overriding_firmware(tree: Tree) -> tuple[str, Fix] | None:
