@@ -469,6 +469,21 @@ def test_a_folder_of_diffusers(flux: Path) -> None:
     assert "no safetensors files to count" in run(flux)[1]
 
 
+def test_a_pipeline_that_is_not_downloaded_completely(flux: Path) -> None:
+    """A part of the weights would count as all of them."""
+    names = {
+        "a": "model-00001-of-00002.safetensors",
+        "b": "model-00002-of-00002.safetensors",
+    }
+    index = flux / "transformer/model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    assert run(flux)[0] == 0
+    (flux / "transformer" / names["b"]).unlink()
+    status, output = run(flux)
+    assert status == 2
+    assert f"{names['b']} is missing: is the download complete?" in output
+
+
 def test_images_fit_or_not(tmp_path: Path) -> None:
     tree = Tree(hosts.make(tmp_path, {}))
     pipelines = [diffusion.Pipeline("FluxPipeline", {"transformer": n << 30}) for n in (22, 200)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from strix_validate import limits
 from strix_validate.doctor.tree import Tree
 from strix_validate.doctor.vllm_memory import GIB, OVERHEAD, read_memory_budget
+from strix_validate.json_file import read_json_object
 from strix_validate.models import table
 from strix_validate.models.table import NoModel, Row
 
@@ -87,7 +88,25 @@ def _count_bytes(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
     # NAME.fp16.safetensors has the same weights as NAME.safetensors, so count only one of them
     plain = [file for file in files if "." not in file.stem]
-    return _BFLOAT16 * sum(map(_count_elements, plain or files))
+    counted = plain or files
+    _require_shards(folder, {file.name for file in counted})
+    return _BFLOAT16 * sum(map(_count_elements, counted))
+
+
+def _require_shards(folder: Path, present: set[str]) -> None:
+    """Require all files of an index that names one of the present files.
+
+    Raises:
+        NoModel: A file is missing, as in a download that was interrupted.
+    """
+    for file in folder.glob("*.safetensors.index.json"):
+        try:
+            names = set(map(str, dict(read_json_object(file)["weight_map"]).values()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise NoModel(f"{file} is not an index of safetensors ({error!s:.100})") from error
+        missing = sorted(names - present)
+        if missing and names & present:
+            raise NoModel(f"{folder / missing[0]} is missing: is the download complete?")
 
 
 def _count_elements(file: Path) -> int:
