@@ -277,6 +277,21 @@ def test_vllm_is_asked_about_a_format_that_the_table_has_not(
     assert command.answer(config, None, tmp_path).refusal == "No kernel."
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_weights_of_an_unknown_format_are_a_lower_bound(bits: int) -> None:
+    """In a mixed format, the size of each weight is unknown."""
+    groups = {
+        "group_0": {"weights": {"type": "int", "num_bits": 4, "strategy": "group"}},
+        "group_1": {"weights": {"type": "int", "num_bits": bits, "strategy": "group"}},
+    }
+    quantization = {"quant_method": "compressed-tensors", "config_groups": groups}
+    config = CONFIGS["Llama-3.1-8B"] | {"quantization_config": quantization}
+    answer = command.answer(config, None, None)
+    text = "\n".join(command.describe("NAME", answer, Tree()))
+    assert ("at least" in text) == (bits == 8)
+    assert ("2 bits of each weight in the format compressed-tensors, mixed" in text) == (bits == 8)
+
+
 def test_files_count_before_dimensions(tmp_path: Path) -> None:
     assert model_memory.weights_of_files(tmp_path) == 0
     index = tmp_path / "model.safetensors.index.json"

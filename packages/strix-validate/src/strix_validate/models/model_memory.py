@@ -473,6 +473,9 @@ def uncounted(config: Mapping) -> list[str]:
         is_size = type(value) is int and value > 0 and _SIZE.search(key)
         if is_size and key not in counted_keys:
             names.append(f"the parts whose size is {key}")
+    form = read_format(config)
+    if form not in _BYTES:
+        names.append(f"all but 2 bits of each weight in the format {form}")
     return names
 
 
