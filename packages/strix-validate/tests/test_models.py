@@ -277,6 +277,15 @@ def test_vllm_is_asked_about_a_format_that_the_table_has_not(
     assert command.answer(config, None, tmp_path).refusal == "No kernel."
 
 
+def test_bitsandbytes_has_weights_of_4_or_8_bits() -> None:
+    sizes = {}
+    for bits in (4, 8):
+        quantization = {"quant_method": "bitsandbytes", f"load_in_{bits}bit": True}
+        config = CONFIGS["Llama-3.1-8B"] | {"quantization_config": quantization}
+        sizes[bits] = model_memory.weights(config)
+    assert sizes[8] - sizes[4] == 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336) // 2
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_weights_of_an_unknown_format_are_a_lower_bound(bits: int) -> None:
     """In a mixed format, the size of each weight is unknown."""

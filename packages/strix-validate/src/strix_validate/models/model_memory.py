@@ -8,11 +8,13 @@ from pathlib import Path
 from strix_validate.json_file import read_json_object
 from strix_validate.layers import defaults
 from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
-from strix_validate.models.formats import read_format
+from strix_validate.models.formats import find_quantization, read_format
 from strix_validate.models.table import read_table
 
 #: The only format in which the output head is quantized too.
 _HEAD_TOO = "mxfp8, its head too"
+#: bitsandbytes' other format, in which a weight has 8 bits instead of 4.
+_BITSANDBYTES_8 = "bitsandbytes of 8 bits"
 #: Bytes of a weight in a layer's matrices by format, including the weight's share of its group's
 #: scale and zero point, except for bitsandbytes. If a format does not fix the size of a group, 128
 #: weights are assumed. For gguf, the number is a lower bound.
@@ -33,6 +35,7 @@ _BYTES = {
     "auto-round": 0.5 + 2.5 / 128,
     "auto-round of 8 bits": 1 + 2 / 128,
     "bitsandbytes": 0.5,
+    _BITSANDBYTES_8: 1.0,
     "w8a16": 1 + 2 / 128,
     "w8a16-channels": 1.0,
     "gguf": 0.25,
@@ -103,6 +106,8 @@ def weights(config: Mapping) -> int:
     text = find_text(config)
     hidden = text["hidden_size"]
     form = read_format(config)
+    if form == "bitsandbytes" and find_quantization(config).get("load_in_8bit"):
+        form = _BITSANDBYTES_8
     matrix_bytes = 2.0 if form in _EXPERTS_ALONE else weight_bytes(form)
     embedding = text["vocab_size"] * hidden
     total = 2.0 * embedding
