@@ -119,6 +119,36 @@ def test_scalar_loads_come_in_any_order():
         )
 
 
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(
+    "atomic",
+    [
+        "global_atomic_or_b32 v2, v0, s[6:7]",
+        "global_atomic_or_b32 v3, v2, s[6:7]",
+        "global_atomic_or_b32 v4, v2, v0, s[6:7] glc",
+        "flat_atomic_or_b32 v[2:3], v0",
+        "buffer_atomic_or_b32 v2, off, s[8:11], 0",
+        "buffer_atomic_or_b32 v2, off, s[8:11], 0 glc",
+        "ds_add_u32 v2, v0",
+        "ds_add_u32 v3, v2",
+        "ds_storexchg_rtn_b32 v4, v2, v0",
+    ],
+)
+def test_an_atomic_waits_for_its_address_and_data(atomic, native):
+    """A counter that the load and the atomic share makes no difference."""
+    for load in ("global_load_b32 v2, v1, s[4:5]", "ds_load_b32 v2, v1"):
+        text = f"{LOAD}ds_store_b32 v1, v1\ns_waitcnt lgkmcnt(0)\n{load}\n{atomic}\ns_endpgm\n"
+        with pytest.raises(Trap, match="_atomic_.*pending|ds_.*pending"):
+            execute(text, threads=32, native=native, second="inout")
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_atomics_that_return_in_order_may_write_the_same_register(native):
+    swap = "ds_storexchg_rtn_b32 v2, v1, v0\n"
+    text = f"{LOAD}ds_store_b32 v1, v0\n{swap}{swap}s_waitcnt lgkmcnt(0)\n{STORE}"
+    assert (execute(text, native=native) == np.arange(64)).all()
+
+
 EXCHANGE = (
     LOAD
     + """

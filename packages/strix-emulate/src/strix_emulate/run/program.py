@@ -552,9 +552,12 @@ def _find_traits(
     reads = 0
     target = 0
     counter = -1
-    if vmem.is_memory(ins.name) and "store" not in ins.name and ins.operands:
-        target = operand_bits(*ins.operands[:1])
-        reads = operand_bits(*ins.operands[1:])
+    written = flow.written_operands(ins) if vmem.is_memory(ins.name) else ()
+    if written:
+        target = operand_bits(*written)
+        # A buffer atomic returns the old value in the register that has its data.
+        is_buffer_atomic = ins.name.startswith("buffer_atomic")
+        reads = operand_bits(*ins.operands[0 if is_buffer_atomic else len(written) :])
         counter = waits.LGKM if ins.name.startswith(("ds_", "s_")) else waits.VM
     else:
         for part in ins.pair or (ins,):
