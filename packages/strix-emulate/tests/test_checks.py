@@ -321,6 +321,11 @@ USES = {
         "v_dual_mov_b32 v4, v3 :: v_dual_mov_b32 v5, 0",
         "v_perm_b32 v4, v4, v5, v5\nglobal_store_b32 v7, v4, s[6:7] offset:128",
     ),
+    "a swap": ("v_swap_b32 v2, v5", "global_store_b32 v7, v5, s[6:7] offset:128"),
+    "a swap of halves": (
+        "v_swap_b16 v2.l, v5.l",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
     "a flag": (
         "v_cmp_eq_u32 vcc_lo, 0, v2\nv_cndmask_b32 v5, 0, v1, vcc_lo",
         "global_store_b32 v7, v5, s[6:7] offset:128",

@@ -11,8 +11,8 @@ from strix_emulate.memory.waits import operand_bits, registers
 
 #: Instructions that write none of their operands.
 _WRITES_NOTHING = re.compile(r"s_cmp|s_bitcmp|s_wait|s_set|s_sendmsg$|s_cbranch|v_cmpx|\w+_store_")
-#: Vector operations whose second operand is a mask that they write.
-_TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co_|v_div_scale_|v_mad_[ui]64_")
+#: Vector operations that also write their second operand: a mask, or the other register of a swap.
+_TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co_|v_div_scale_|v_mad_[ui]64_|v_swap_")
 #: Instructions that copy, with the positions of their sources.
 _COPIES = {
     "v_mov_b32": (1,),

@@ -275,6 +275,8 @@ def _dependent_targets(ins: Instruction, bits: int, written: int) -> int:
 def _source_bits(ins: Instruction) -> int:
     """Return the bit mask of the registers that an instruction reads."""
     written = written_operands(ins)
+    if ins.name.startswith("v_swap_"):
+        return operand_bits(*written)
     sources = [op for op in ins.operands if op not in written]
     if len(ins.operands) > 1 and ins.operands[0] in ins.operands[1:]:
         sources.append(ins.operands[0])
