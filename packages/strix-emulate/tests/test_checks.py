@@ -337,6 +337,17 @@ USES = {
         "",
         "v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 9\ns_cbranch_scc1 met\ns_barrier\nmet:",
     ),
+    "a branch around a count": (
+        "s_mov_b32 m0, 0",
+        "v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 9\ns_cbranch_scc1 met\nds_append v5\nmet:",
+    ),
+    "a branch around a barrier of the grid": (
+        "",
+        "v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, s9\ns_cbranch_scc1 met\n"
+        "ds_gws_barrier v0 gds\nmet:",
+    ),
+    "counted lanes": ("s_mov_b32 m0, 0", "v_cmpx_gt_u32 9, v2\nds_append v5"),
+    "the place of a count": ("v_readfirstlane_b32 s9, v2\ns_and_b32 m0, s9, 0", "ds_consume v5"),
     "a register of a branch": (
         "v_mov_b32 v5, 0\nv_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 1\n"
         "s_cbranch_scc1 over\nv_mov_b32 v5, 1\nover:",

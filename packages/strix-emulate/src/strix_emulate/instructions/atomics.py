@@ -329,6 +329,7 @@ def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
         at, inside, _ = locate(g)
         if inside is not None:
             raise Trap("bounds", "the counter of DS_APPEND or DS_CONSUME lies outside of the LDS")
+        spaces.note_store(g, None)
         wave = np.arange(g.n * g.width)[g.lanes] // g.width
         _order(g, spaces.lds, at, None, 4)
         # Waves count one after the other. The first active lane of a wave counts for all its lanes,

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from strix_emulate.arithmetic import scalars
-from strix_emulate.code.decode import EXEC, VCC, Instruction
+from strix_emulate.code.decode import EXEC, M0, VCC, Instruction
 from strix_emulate.instructions.flow import (
     post_dominators,
     predecessors,
@@ -19,6 +19,7 @@ from strix_emulate.memory.waits import operand_bits, registers
 DECIDES = -1
 _EXEC = registers("s", EXEC, 2)
 _VCC = registers("s", VCC, 2)
+_M0 = registers("s", M0)
 #: Bit of SCC in a bit mask of registers. No register has this bit.
 _SCC = 1 << 600
 #: Where code diverges, the loaded value may decide which lanes execute a part of the code. EXEC and
@@ -42,8 +43,8 @@ _CALLS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
 
 def is_store(ins: Instruction) -> bool:
-    """Return whether an instruction is a store or an atomic. DS_APPEND and DS_CONSUME are not."""
-    return has_action(ins.name, "store", "atomic")
+    """Return whether an instruction is a store or an atomic, or DS_APPEND or DS_CONSUME."""
+    return has_action(ins.name, "store", "atomic", "count")
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Uses:
                     return DECIDES
                 writes_exec = exec_changed or branch.writes_exec
                 waiting += [(after, bits | branch.written, writes_exec) for after in branch.ends]
-            if is_store(ins) and depending & (_EXEC | operand_bits(*ins.operands)):
+            if is_store(ins) and depending & (_EXEC | _source_bits(ins)):
                 reached |= 1 << self.numbers[ins.address]
             bits = _bits_behind(ins, bits, exec_changed)
             if here == place:
@@ -184,7 +185,7 @@ def _decides(ins: Instruction, bits: int) -> bool:
 
 def _has_effect(ins: Instruction) -> bool:
     """Return whether an instruction does more than to compute registers."""
-    return is_store(ins) or ins.name in ("s_barrier", "s_trap")
+    return is_store(ins) or ins.name in ("s_barrier", "ds_gws_barrier", "s_trap")
 
 
 def _targets(ins: Instruction) -> int:
@@ -275,8 +276,9 @@ def _dependent_targets(ins: Instruction, bits: int, written: int) -> int:
 def _source_bits(ins: Instruction) -> int:
     """Return the bit mask of the registers that an instruction reads."""
     written = written_operands(ins)
-    if ins.name.startswith("v_swap_"):
-        return operand_bits(*written)
+    if ins.name.startswith(("v_swap_", "buffer_atomic_")):
+        # These read the registers that they write.
+        return operand_bits(*ins.operands)
     sources = [op for op in ins.operands if op not in written]
     if len(ins.operands) > 1 and ins.operands[0] in ins.operands[1:]:
         sources.append(ins.operands[0])
@@ -285,6 +287,8 @@ def _source_bits(ins: Instruction) -> int:
         bits |= _SCC
     if ins.name.startswith("v_div_fmas"):
         bits |= _VCC
+    if has_action(ins.name, "count"):
+        bits |= _M0
     return bits
 
 
