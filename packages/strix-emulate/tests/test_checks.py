@@ -660,6 +660,16 @@ def test_modes_behind_one_that_is_refused_are_refused(second):
         execute(f"{jump}two: {second}\ns_endpgm")
 
 
+@pytest.mark.parametrize("value", [1, 2, 4, 7, 8, 11, 13, 14])
+def test_modes_that_flush_only_inputs_or_only_results_are_refused(value):
+    for setting in (
+        f"s_denorm_mode {value}",
+        f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {value}",
+    ):
+        with pytest.raises(Trap, match="flushes only inputs or only outputs"):
+            execute(f"{setting}\nv_add_f16 v2, v0, v0\ns_endpgm")
+
+
 FLAG = """
 s_load_b128 s[4:7], s[0:1], 0x0
 v_mov_b32 v1, 0

@@ -136,6 +136,21 @@ def test_metadata_for_another_wave_is_refused(elf):
         loader.parse(elf[:offset] + b"\x40" + elf[offset + 1 :], "file")
 
 
+@pytest.mark.parametrize("shift", [16, 18])
+def test_flushing_of_only_inputs_or_only_results_is_refused(elf, shift):
+    # The descriptor is the only content of .rodata. Its word COMPUTE_PGM_RSRC1 is at byte 48.
+    place = ELFFile(io.BytesIO(elf)).get_section_by_name(".rodata")["sh_offset"] + 48
+    word = int.from_bytes(elf[place : place + 4], "little")
+    for mode in range(4):
+        changed = word & ~(3 << shift) | mode << shift
+        image = elf[:place] + changed.to_bytes(4, "little") + elf[place + 4 :]
+        if mode in (0, 3):
+            loader.parse(image, "file")
+            continue
+        with pytest.raises(LoadError, match="only the inputs or only the results"):
+            loader.parse(image, "file")
+
+
 def test_command_line(elf, tmp_path):
     kernel = tmp_path / "add.hsaco"
     kernel.write_bytes(elf)

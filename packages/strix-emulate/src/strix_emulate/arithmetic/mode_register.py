@@ -115,8 +115,8 @@ def after(ins: Instruction, mode: Mode) -> Mode:
         start=mode.start,
     )
     rounds_otherwise = bits & 0xF
-    flushes_one_side = new_mode.bits != bits and bits >> _DENORMALS_32 & 3 not in (0, 3)
-    if rounds_otherwise or flushes_one_side:
+    denormals = (bits >> _DENORMALS_32 & 3, bits >> _DENORMALS_16_64 & 3)
+    if rounds_otherwise or not {0, 3}.issuperset(denormals):
         raise Unknown(
             "a mode that does not round to nearest even, or flushes only inputs or only outputs"
         )
