@@ -437,6 +437,20 @@ def test_reads_of_what_nothing_wrote():
         execute(GOOD.replace("s[4:5]", "s[6:7]"))
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_what_was_written_before_a_barrier_of_the_grid_may_be_read(native):
+    """Each workgroup writes 32 words, and then reads those of the other one, twice."""
+    turn = "s_waitcnt_vscnt null, 0x0\nds_gws_barrier v0 gds\n"
+    turn += "global_load_b32 v2, v4, s[6:7]\ns_waitcnt vmcnt(0)\nds_gws_barrier v0 gds\n"
+    body = LOAD + "s_lshl_b32 s8, s2, 7\nv_add_nc_u32 v1, s8, v1\nv_xor_b32 v4, 0x80, v1\n"
+    body += "v_add_nc_u32 v2, s8, v0\nglobal_store_b32 v1, v2, s[6:7]\n" + turn + turn + STORE
+    kind = {"threads": 32, "grid": (2,), "cooperative": True, "native": native}
+    out = execute(body, **kind)
+    assert (out == np.concatenate([128 + np.arange(32), np.arange(32)])).all()
+    with pytest.raises(Trap, match="uninitialised"):
+        execute(body.replace("v_xor_b32 v4, 0x80", "v_or_b32 v4, 0x100"), size=128, **kind)
+
+
 @pytest.mark.parametrize(
     ("size", "threads", "lane"), [(63, 64, "31 of wave 1"), (10, 32, "10 of wave 0")]
 )

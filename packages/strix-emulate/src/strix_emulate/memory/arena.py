@@ -31,6 +31,8 @@ class Arena(Memory):
         peers: Whether anything besides the kernel's waves may change the memory during a launch.
         top: Offset of the next array.
         arrays: The arrays as (4, n): first address minus BASE, offset, bytes, mode.
+        written_earlier: Whether each cell was written before the last barrier of the grid. Empty if
+            there was no such barrier, or if no array is UNWRITTEN.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Arena(Memory):
         self.peers = False
         self.top = 0
         self.arrays = np.zeros((4, 0), np.int64)
+        self.written_earlier = np.zeros(0, bool)
 
     def place(self, data: np.ndarray, mode: int) -> int:
         """Copy bytes into memory and return their address, a multiple of 16.
@@ -65,6 +68,17 @@ class Arena(Memory):
         self.arrays = np.concatenate([self.arrays, entry], axis=1)
         self.top = (start + len(data) + 255) // 256 * 256
         return BASE + first
+
+    def clear_tags_at_grid_barrier(self) -> None:
+        """Clear the tags. Cells of UNWRITTEN arrays that were written still count as written."""
+        arrays = self.arrays[1:3, self.arrays[3] == UNWRITTEN]
+        if self.checked and self.strict and arrays.size:
+            if not self.written_earlier.size:
+                self.written_earlier = np.zeros(len(self.written), bool)
+            for start, length in arrays.T.tolist():
+                cells = slice(start // self.cell, -(-(start + length) // self.cell))
+                self.written_earlier[cells] |= self.written[cells] != 0
+        self.clear_tags()
 
     def alias(self, host: int, length: int, address: int) -> None:
         """Make the array at an address also reachable at a host address."""
@@ -130,7 +144,10 @@ class Arena(Memory):
         if write and (mode == READ_ONLY).any():
             raise Trap("readonly", "a store to an argument that is read-only")
         if not write and self.checked and self.strict and (mode == UNWRITTEN).any():
-            unwritten_arrays = at[mode == UNWRITTEN]
-            if not self.written[unwritten_arrays // self.cell].all():
+            cells = at[mode == UNWRITTEN] // self.cell
+            is_written = self.written[cells] != 0
+            if self.written_earlier.size:
+                is_written |= self.written_earlier[cells]
+            if not is_written.all():
                 self.report_unwritten()
         return at, bool((mode != READ_ONLY).any())

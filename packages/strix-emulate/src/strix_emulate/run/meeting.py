@@ -143,7 +143,7 @@ class Barriers:
 
     def _pass_grid(self) -> list[Waves]:
         # All accesses so far are ordered before all later ones, so no tag is needed any more.
-        self._arena.clear_tags()
+        self._arena.clear_tags_at_grid_barrier()
         self._on_clear()
         passed = self._for_grid
         self._for_grid = []
