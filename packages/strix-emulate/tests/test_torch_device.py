@@ -55,6 +55,22 @@ def test_a_kernel_that_leaves_its_tensor_traps(tmp_path: Path) -> None:
     assert "bounds" in done.stderr
 
 
+def test_the_capability_is_that_of_the_target(tmp_path: Path) -> None:
+    code = (
+        "from strix_emulate import torch_device\ntorch_device.install()\nimport torch\n"
+        "properties = torch.cuda.get_device_properties(0)\n"
+        "print(properties.major, properties.minor, *torch.cuda.get_device_capability())"
+    )
+    variables = {
+        "STRIX_EMULATE_HIP": str(find_library(tmp_path / "lib")),
+        "XDG_CACHE_HOME": str(tmp_path / "compiled"),
+    }
+    for target, version in (("gfx1151", "11 5"), ("gfx1100", "11 0")):
+        done = run_on_device([sys.executable, "-c", code], "--target", target, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout == f"{version} {version}\n"
+
+
 @pytest.mark.parametrize("plugin", ["strix_emulate.torch_device", "plugin"])
 def test_a_conftest_may_use_the_device(tmp_path: Path, plugin: str) -> None:
     """pytest loads a conftest.py, which may ask for the device, before it configures plugins."""
