@@ -28,8 +28,9 @@ _REPORTS = {
     re.compile(r"^.*\): FAIL$|^\[\w+\] .*\): FAIL$"): "wrong",
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-#: Texts in the output after which the device executes nothing more, and the outcome of the case.
-_LOST = {"strix-emulate: trap in": "trapped", "hipErrorNotSupported": "refused"}
+#: Messages of the device after which it executes nothing more, and the outcome of the case. An
+#: error hipErrorNotSupported without such a message is AMD's own answer.
+_LOST = {"strix-emulate: trap in": "trapped", "; all later calls fail": "refused"}
 
 
 def count(output: str, status: int) -> Counter[str]:

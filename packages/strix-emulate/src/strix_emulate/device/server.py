@@ -219,7 +219,7 @@ class Server:
         except Unsupported as error:
             raise Refused(
                 Status.NOT_SUPPORTED,
-                str(error),
+                f"{error}; all later calls fail",
                 lasting=True,
             ) from error
         except LoadError as error:
