@@ -262,14 +262,21 @@ _DUAL: dict[str, Callable] = {
 
 
 def _dual(rng: random.Random) -> Case:
-    """Test two operations in one instruction.
+    """Test two operations in one instruction, which read their sources before either writes.
 
-    The registers of the two operations are in different banks.
+    The registers of the two operations are in different banks. Each operation reads the register
+    that the other one writes, or neither does.
     """
     first = rng.choice([n for n in _DUAL if n.endswith("f32") or "mov" in n])
     second = rng.choice(list(_DUAL))
-    x = (0, 2, 4)
-    y = (1, 3, 7)
+    # Target and sources of both operations.
+    x, y = rng.choice(
+        [
+            ((0, 2, 4), (1, 3, 7)),
+            ((0, 3, 4), (3, 0, 7)),
+            ((0, 2, 3), (3, 1, 0)),
+        ]
+    )
     parts = []
     for name, (d, a, b) in ((first, x), (second, y)):
         parts.append(f"{name} v{d}, v{a}" + ("" if "mov" in name else f", v{b}"))

@@ -33,21 +33,33 @@ buffer_load_b32 v20, v1, s[8:11], s12 offen
     assert got.tolist() == [1, 5, 9, 13, *[0] * 28]
 
 
-def records(first: str, resource: int, name: str = "load_b32 v20", wide: int = 16) -> list[int]:
-    """Return the words that threads load from a buffer of 32 records, in an array of 96 records."""
+def access_records(
+    first: str, resource: int, name: str = "load_b32 v20", wide: int = 16, count: int = 32
+) -> np.ndarray:
+    """Let threads access a buffer of `count` records, at the start of an array of 96 records.
+
+    Returns:
+        The words of the array. Each of the records 32 to 63 has the registers v20 to v23 of a
+        thread, and the others are as the access leaves them.
+    """
     body = f"""
 v_mov_b32 v20, 0
 v_add_nc_u32 v30, 8, v0
 v_and_b32 v31, 4, v0
 s_or_b32 s9, s9, {wide << 16:#x}
-s_mov_b32 s10, 32
+s_mov_b32 s10, {count}
 s_mov_b32 s11, {resource:#x}
 buffer_{name}, {first}
 """
     out = struct.pack("<384I", *(100 + i for i in range(384)))
     both = [execute(body, bytes(512), out, native) for native in (False, True)]
     assert both[0] == both[1]
-    return np.frombuffer(both[0][512:1024], np.uint32)[::4].tolist()
+    return np.frombuffer(both[0], np.uint32)
+
+
+def records(first: str, resource: int, wide: int = 16) -> list[int]:
+    """Return the words that threads load from a buffer of 32 records."""
+    return access_records(first, resource, wide=wide)[128:256:4].tolist()
 
 
 #: Word 3 of a buffer has a format. With BY_INDEX, the buffer's range limits only the index.
@@ -94,8 +106,12 @@ def test_records_that_nobody_has() -> None:
 
     A load in the range, but outside of the array, causes a trap.
     """
-    stored = records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0")
-    assert stored == [0] * 32
+    words = access_records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, "store_b32 v0", count=16)
+    expected = 100 + np.arange(384)
+    # Thread i stores in record i + 8, and the buffer has 16 records.
+    expected[32:64:4] = np.arange(8)
+    assert (words[:128] == expected[:128]).all()
+    assert (words[256:] == expected[256:]).all()
     with pytest.raises(Trap, match="do not lie in an argument's array"):
         records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX, wide=160)
 
