@@ -293,6 +293,13 @@ def _subtract_ranges(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int]
     return tuple(remaining)
 
 
+def _keeps_denormals(name: str, mode: int) -> bool:
+    """Return whether a kernel with this denormal mode keeps denormals, or flushes them."""
+    if mode not in (0, 3):
+        raise Unsupported(f"{name}: flushes denormals of only the inputs or only the results")
+    return mode == 3
+
+
 def _read_kernel(
     description: dict,
     descriptor: bytes,
@@ -316,9 +323,6 @@ def _read_kernel(
         )
     if rsrc1 >> 12 & 0xF:
         raise Unsupported(f"{name}: does not round to nearest even, the only supported rounding")
-    denormals = (rsrc1 >> 16 & 3, rsrc1 >> 18 & 3)
-    if not {0, 3}.issuperset(denormals):
-        raise Unsupported(f"{name}: flushes denormals of only the inputs or only the results")
     if preload & 0x7F:
         raise LoadError(f"{name}: preloads kernel arguments, which GFX11 cannot do")
     return Kernel(
@@ -330,8 +334,8 @@ def _read_kernel(
         vgprs=((rsrc1 & 0x3F) + 1) * 256 // width,
         width=width,
         sgprs=description[".sgpr_count"],
-        denormals_32=denormals[0] == 3,
-        denormals_16_64=denormals[1] == 3,
+        denormals_32=_keeps_denormals(name, rsrc1 >> 16 & 3),
+        denormals_16_64=_keeps_denormals(name, rsrc1 >> 18 & 3),
         clamp_nan=bool(rsrc1 >> 21 & 1),
         ieee=bool(rsrc1 >> 23 & 1),
         user_sgprs=tuple(x for bit, x in enumerate(_USER_SGPRS) if properties >> bit & 1),
