@@ -664,6 +664,7 @@ def test_atomics_have_to_be_aligned(native, atomic, offset):
         "s_round_mode 1",
         "s_denorm_mode 0",
         "s_getreg_b32 s9, hwreg(HW_REG_MODE)",
+        "s_add_f32 s9, s8, s8",
     ],
 )
 def test_modes_behind_one_that_is_refused_are_refused(second):

@@ -271,6 +271,89 @@ def test_half_overflow_mode():
     assert g.S[1, 0, 0] == 0
 
 
+#: Scalar instructions on floats. {} is "s" or "v". For vectors, {l} is the low half of a register.
+SCALAR_FLOATS = [
+    *(
+        f"{{}}_{name}_f32 {{}}4, {{}}2, {{}}3"
+        for name in ("add", "sub", "mul", "min", "max", "fmac")
+    ),
+    *(f"{{}}_{name}_f32 {{}}4, {{}}2" for name in ("ceil", "floor", "trunc", "rndne")),
+    *(
+        f"{{}}_{name}_f16 {{}}4{{l}}, {{}}2{{l}}, {{}}3{{l}}"
+        for name in ("add", "sub", "mul", "min", "max", "fmac")
+    ),
+    *(f"{{}}_{name}_f16 {{}}4{{l}}, {{}}2{{l}}" for name in ("ceil", "floor", "trunc", "rndne")),
+    "{}_fmaak_f32 {}4, {}2, {}3, 0x00000005",
+    "{}_fmamk_f32 {}4, {}2, 0x3f800000, {}3",
+    "{}_cvt_f32_i32 {}4, {}2",
+    "{}_cvt_f32_u32 {}4, {}2",
+    "{}_cvt_i32_f32 {}4, {}2",
+    "{}_cvt_u32_f32 {}4, {}2",
+    "{}_cvt_f16_f32 {}4{l}, {}2",
+    "{}_cvt_f32_f16 {}4, {}2{l}",
+    "{}_cvt_pk_rtz_f16_f32 {}4, {}2, {}3",
+]
+#: Zero, denormals, their neighbours, infinities, NaN and others, as float32 or as pairs of float16.
+SPECIAL = [0, 3, 0x80000003, 0x007FFFFF, 0x00800001, 0x3F800000, 0x7F800000, 0x7F800001]
+SPECIAL += [0x00030003, 0x800303FF, 0x04010400, 0x7BFF7BFF, 0x7C01FC00, 0x477FF000, 0x42F6E979]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"denormals_32": False},
+        {"denormals_16_64": False},
+        {"denormals_32": False, "denormals_16_64": False, "ieee": False},
+        {"finite_16": True},
+    ],
+)
+def test_scalar_floats_are_those_of_the_vector_instructions(mode):
+    """Both depend on the mode in the same way (RDNA3.5 ISA, "SALU Floating Point")."""
+    pairs = np.array([(a, b) for a in SPECIAL for b in SPECIAL], np.uint32)
+    first, second = pairs[:, :1], pairs[:, 1:]
+
+    def execute(text: str):
+        scalars = {2: first, 3: second, 4: 3}
+        registers = {"v2": first, "v3": second, "v4": LANE * 0 + 3}
+        return run(text, scalars=scalars, waves=len(pairs), mode=mode, **registers)
+
+    for text in SCALAR_FLOATS:
+        scalar = execute(text.replace("{}", "s").replace("{l}", ""))
+        vector = execute(text.replace("{}", "v").replace("{l}", ".l"))
+        assert (scalar.S[4, :, 0] == vector.V[4, :, 0]).all(), text
+    g = execute("s_cvt_hi_f32_f16 s4, s2\nv_cvt_f32_f16 v4, v2.h")
+    assert (g.S[4, :, 0] == g.V[4, :, 0]).all()
+    for condition in ("lt", "eq", "nge"):
+        for kind, half in (("f32", ""), ("f16", ".l")):
+            g = execute(
+                f"s_cmp_{condition}_{kind} s2, s3\ns_cselect_b32 s4, 1, 0\n"
+                f"v_cmp_{condition}_{kind} vcc_lo, v2{half}, v3{half}\n"
+                "v_cndmask_b32 v4, 0, 1, vcc_lo"
+            )
+            assert (g.S[4, :, 0] == g.V[4, :, 0]).all()
+
+
+def test_reciprocals_of_denormals_overflow():
+    """With FP16_OVFL, the reciprocal of zero is infinite, and that of a denormal is not.
+
+    If the mode flushes denormals, a denormal is a zero.
+    """
+    bits = np.resize([0, 0x8000, 0x0003, 0x8100, 0x0101, 0x7C00], LANES).astype(np.uint32)
+    largest = [0x7BFF, 0xFBFF]
+    text = "v_rcp_f16 v1.l, v0.l"
+    for mode, expected in (
+        ({"finite_16": True}, [0x7C00, 0xFC00, *largest, 0x7BF8, 0]),
+        (
+            {"finite_16": True, "denormals_16_64": False},
+            [0x7C00, 0xFC00, 0x7C00, 0xFC00, 0x7C00, 0],
+        ),
+        ({}, [0x7C00, 0xFC00, 0x7C00, 0xFC00, 0x7BF8, 0]),
+    ):
+        g = run(text, v0=bits, v1=LANE * 0, mode=mode)
+        assert g.V[1, 0, :6].tolist() == expected
+
+
 def test_a_mode_from_a_register_is_the_one_that_the_kernel_began_with():
     """The emulator takes MODE from the code, so another mode in the register causes a trap."""
     text = "s_denorm_mode 0\ns_setreg_b32 hwreg(HW_REG_MODE, 4, 4), s2\nv_add_f32 v1, v0, v0"

@@ -57,6 +57,12 @@ class Mode:
         return self.denormals_32 if kind == "f32" else self.denormals_16_64
 
     @property
+    def is_usual(self) -> bool:
+        """Whether floats keep denormals, and overflow and handle NaN as IEEE 754 says."""
+        keeps_all = self.denormals_32 and self.denormals_16_64
+        return keeps_all and self.ieee and not self.finite_16
+
+    @property
     def bits(self) -> int:
         """The bits of the mode, as S_GETREG returns them."""
         bits = self.clamp_nan << _CLAMP_NAN | self.ieee << _IEEE | self.finite_16 << _FP16_OVFL

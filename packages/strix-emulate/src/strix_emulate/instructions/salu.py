@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Scalar instructions (SOP1, SOP2, SOPC, SOPK) other than branches, waits and memory."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from strix_emulate.arithmetic.mode_register import (
     HW_ID1,
     MODE,
     SHADER_CYCLES,
+    Mode,
     hardware_register,
 )
 from strix_emulate.arithmetic.scalars import (
@@ -30,22 +32,35 @@ from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
 from strix_emulate.code.target import Target
 from strix_emulate.errors import Trap
 from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
+from strix_emulate.instructions.valu import finisher, vector_micro_op
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.waits import LGKM, Outstanding, issue, registers
 from strix_emulate.memory.waves import Waves, reader, scalar_writer
 
 _SCC = Operand("scc")
+#: Scalar instructions with a float as a source or as the result.
+_FLOATS = re.compile(r"s_\w+_f(16|32)(_|$)")
 #: Number of the message MSG_RTN_GET_REALTIME.
 _GET_REALTIME = 0x83
 #: Instructions with a constant of 16 bits, and the instructions of which they are short forms.
 _SHORT = {"s_movk_i32": "s_mov_b32", "s_addk_i32": "s_add_i32", "s_mulk_i32": "s_mul_i32"}
 
 
-def compile_scalar(ins: Instruction) -> Compiled:
-    """Compile a scalar instruction. Raise Unknown if it is not supported."""
+def uses_floats(name: str) -> bool:
+    """Return whether a mnemonic is that of a scalar instruction on floats."""
+    return bool(_FLOATS.match(name))
+
+
+def compile_scalar(ins: Instruction, mode: Mode) -> Compiled:
+    """Compile a scalar instruction. Raise Unknown if it is not supported.
+
+    The mode may be None if the instruction does not use floats.
+    """
     if ins.modifiers:
         raise Unknown(f"unsupported modifiers {sorted(ins.modifiers)}")
     micro = _micro_op(ins)
+    if uses_floats(ins.name) and not mode.is_usual:
+        micro = _micro_op_of_vector(ins, mode)
     if micro is not None:
         return compiled_for_c(_make_run(micro), micro)
     if ins.name in SAVEEXEC or ins.name in WREXEC:
@@ -82,6 +97,24 @@ def _micro_op(ins: Instruction) -> MicroOp | None:
         operands.append(_SCC)
     sources = _pair_with_kinds(operands, kinds)
     return _scalar_micro(name, function, kind, target, sources, flag)
+
+
+def _micro_op_of_vector(ins: Instruction, mode: Mode) -> MicroOp:
+    """Return the operation of an instruction on floats in a mode that may change its result.
+
+    Scalar instructions on floats "produce identical results with their VALU counterparts" (RDNA3.5
+    ISA, "SALU Floating Point").
+    """
+    if ins.name in COMPARES:
+        micro = _comparison_micro_op(ins)
+        return replace(micro, keeps_denormals=tuple(mode.keeps(kind) for _, kind in micro.sources))
+    operands = ins.operands
+    if ins.name == "s_cvt_hi_f32_f16":
+        operands = (operands[0], replace(operands[1], half="h"))
+    name = ins.name.replace("s_", "v_", 1).replace("_hi_", "_")
+    micro = vector_micro_op(replace(ins, name=name, operands=operands), mode)
+    # C calls functions of vector instructions for whole waves only, so numpy executes this.
+    return replace(micro, name="", handler="scalar")
 
 
 def _expand_short(ins: Instruction) -> Instruction:
@@ -128,11 +161,11 @@ def _scalar_micro(
     return MicroOp(name, function, kind, target, sources, keeps, flag, handler="scalar")
 
 
-def _array_reader(op: Operand, kind: str) -> Callable:
+def _array_reader(op: Operand, kind: str, keeps: bool) -> Callable:
     """Return a reader that returns an array, even if the source is a constant."""
     if kind == "scc":
         return lambda g: g.scc
-    read = reader(op, kind)
+    read = reader(op, kind, keeps)
     return lambda g: np.atleast_2d(read(g))
 
 
@@ -144,14 +177,17 @@ def _half_bits(x) -> np.ndarray:
 def _make_run(micro: MicroOp) -> Callable:
     """Return a function on Waves that executes an operation."""
     function = micro.function
-    reads = [_array_reader(op, kind) for op, kind in micro.sources]
+    reads = []
+    for (op, kind), keeps in zip(micro.sources, micro.keeps_denormals, strict=True):
+        reads.append(_array_reader(op, kind, keeps))
     if micro.flag is None:
         target = cast(Operand, micro.target)
-        if micro.kind == "h16":
+        finish = finisher(micro.after)
+        if micro.kind in ("h16", "f16"):
             write = scalar_writer(target, "u32")
-            return lambda g: write(g, _half_bits(function(*(read(g) for read in reads))))
+            return lambda g: write(g, _half_bits(finish(function(*(read(g) for read in reads)))))
         write = scalar_writer(target, micro.kind)
-        return lambda g: write(g, function(*(read(g) for read in reads)))
+        return lambda g: write(g, finish(function(*(read(g) for read in reads))))
     if micro.target is None:
 
         def compare(g: Waves):
@@ -269,7 +305,7 @@ def _compile_saveexec(ins: Instruction) -> Compiled:
     kind = ins.name[-3:]
     target, source = ins.operands
     exec_mask = Operand("s", EXEC)
-    read = _array_reader(source, kind)
+    read = _array_reader(source, kind, True)
     read_exec = reader(exec_mask, kind)
     write_target = scalar_writer(target, kind)
     write_exec = scalar_writer(exec_mask, kind)

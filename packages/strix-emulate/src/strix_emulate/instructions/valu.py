@@ -23,9 +23,8 @@ from strix_emulate.instructions.crosslane import dpp_source
 from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
 from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, reader, vector_writer
 
-#: Instructions whose results FP16_OVFL does not change here. Their infinite results are exact,
-#: except that v_rcp_f16 overflows for denormal numbers of at most 2**-16.
-_NO_OVERFLOW = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
+#: Instructions whose results FP16_OVFL does not change, because their infinite results are exact.
+_NO_OVERFLOW = {"v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
 #: Instructions for which the effect of FP16_OVFL is not known.
 _HALVES_INSIDE = {"v_dot2_f16_f16"}
 #: Instructions that ignore the CLAMP bit. According to the ISA, the bit limits results to [0, 1].
@@ -125,11 +124,22 @@ def _function(name: str, mode: Mode, saturates: bool) -> tuple:
         kind, kinds, function = TABLE[name]
     if saturates:
         return f"{name}.clamp", kind, kinds, saturated(function, kind)
+    if mode.finite_16 and name == "v_rcp_f16":
+        return "", kind, kinds, _finite_reciprocal
     if mode.finite_16 and kind == "f16" and name not in _NO_OVERFLOW:
         return "", kind, kinds, floats.finite(function)
     if mode.finite_16 and name in _HALVES_INSIDE:
         raise Unknown("not supported with FP16_OVFL")
     return key, kind, kinds, function
+
+
+def _finite_reciprocal(x):
+    """Return V_RCP_F16 with FP16_OVFL. The reciprocals of denormals up to 2**-16 overflow.
+
+    A division by zero still "may result in infinity" (RDNA3 ISA, "Mode register").
+    """
+    reciprocal = np.float16(1) / np.asanyarray(x)
+    return np.where(x == 0, reciprocal, floats.finite(lambda _: reciprocal)(x))
 
 
 def _dot_source(op: Operand, name: str) -> Operand:
@@ -219,7 +229,7 @@ def _compute_and_write(micro: MicroOp) -> tuple[Callable, Callable]:
     if micro.flag is not None:
         return _compute_and_write_flags(micro, reads, lanes)
     function = micro.function
-    finish = _finisher(micro.after)
+    finish = finisher(micro.after)
     write = vector_writer(cast(Operand, micro.target), micro.kind)
     if len(reads) == 1:
         (first,) = reads
@@ -331,7 +341,7 @@ def _output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
     return after
 
 
-def _finisher(after: dict) -> Callable:
+def finisher(after: dict) -> Callable:
     """Return a function that applies output modifiers to a result."""
     steps: list[Callable] = []
     if "factor" in after:

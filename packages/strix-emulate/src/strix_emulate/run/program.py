@@ -586,6 +586,7 @@ def _compile_or_trap(
         if ins.unknown:
             raise Unknown(ins.unknown)
         needs_mode = ins.name.startswith("v_") or ins.name in (*MODES, "s_getreg_b32")
+        needs_mode = needs_mode or salu.uses_floats(ins.name)
         if mode is None and needs_mode:
             raise Unknown("the value of the mode register is not known here")
         return _compile(ins, mode, spaces)
@@ -681,5 +682,5 @@ def _compile(
     if name in crosslane.COMPILERS:
         return crosslane.COMPILERS[name](ins, mode)
     if name in scalars.NAMES:
-        return salu.compile_scalar(ins)
+        return salu.compile_scalar(ins, mode)
     return valu.compile_vector(ins, mode)
