@@ -301,6 +301,7 @@ static void compute_scalar(State *w, const Op *o) {
   if (o->flag.file) p[count++] = w->spare[1];
   for (int i = 0; i < o->sources; i++) p[count + i] = fetch(w, &o->source[i], w->spare[2 + i], 1);
   o->function(p, w->n);
+  if (o->after & FLUSH) flush(p[0], o->target.bits, w->n);
   uint32_t *row = w->s + o->target.index * w->n;
   if (o->target.file && o->target.index != NIL) {
     if (o->target.bits == 64)
