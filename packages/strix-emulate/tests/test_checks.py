@@ -735,6 +735,93 @@ def test_a_flag_orders_what_was_stored_before_it():
         )
 
 
+WAIT = "s_waitcnt_vscnt null, 0x0"
+DATA = "v_mov_b32 v2, 77\nglobal_store_b32 v1, v2, s[6:7] offset:4"
+SWAP_FLAG = "global_atomic_swap_b32 v1, v2, s[6:7]\n"
+#: FLAG, but a plain store sets the flag.
+PLAIN_FLAG = (
+    FLAG.partition("v_mov_b32 v2, 77")[0]
+    + """{before}
+v_mov_b32 v2, 1
+global_store_b32 v1, v2, s[6:7]
+{after}
+s_endpgm
+"""
+)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_plain_store_of_a_flag_releases_what_was_awaited(native):
+    kind = {"threads": 32, "grid": (2,), "second": "inout", "native": native}
+    # The second store is released, too, if it is awaited behind a barrier that it outlived.
+    twice = f"{DATA}\n{WAIT}\n{DATA}\n{{}}"
+    for before in (f"{DATA}\n{WAIT}", twice.format(WAIT), twice.format(f"s_barrier\n{WAIT}")):
+        out = execute(PLAIN_FLAG.format(before=before, after=""), **kind)
+        assert out[:3].tolist() == [1, 77, 77]
+    other = "global_store_b32 v1, v1, s[6:7] offset:16"
+    for before in (
+        DATA,
+        f"{DATA}\ns_waitcnt vmcnt(0) lgkmcnt(0)",
+        f"{other}\n{WAIT}\n{DATA}",
+        f"{DATA}\n{other}\ns_waitcnt_vscnt null, 0x2",
+        f"{DATA}\ns_barrier",
+        f"{other}\n{WAIT}\n{DATA}\ns_barrier",
+    ):
+        with pytest.raises(Trap, match="race"):
+            execute(PLAIN_FLAG.format(before=before, after=""), **kind)
+    # Of two stores, the first is awaited.
+    text = PLAIN_FLAG.format(before=f"{DATA}\n{other}\ns_waitcnt_vscnt null, 0x1", after="")
+    assert execute(text, **kind)[2] == 77
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_flag_does_not_release_what_is_stored_behind_it(native):
+    kind = {"threads": 32, "grid": (2,), "second": "inout", "native": native}
+    for after in (DATA, f"{WAIT}\n{DATA}\n{WAIT}"):
+        with pytest.raises(Trap, match="race"):
+            execute(PLAIN_FLAG.format(before="", after=after), **kind)
+    with pytest.raises(Trap, match="race"):
+        text = PLAIN_FLAG.replace("global_store_b32 v1, v2, s[6:7]\n", SWAP_FLAG)
+        execute(text.format(before="", after=DATA), **kind)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_flag_may_be_reset_by_whoever_knows_that_it_was_read(native):
+    """Workgroup 2 sets a flag, 1 reads it and sets another one, and 0 then resets the first one."""
+    poll = (
+        "{0}: global_load_b32 v2, v1, s[6:7] offset:{1} glc\ns_waitcnt vmcnt(0)\n"
+        "v_cmp_eq_u32 vcc_lo, 0, v2\ns_cbranch_vccnz {0}\n"
+    )
+    body = (
+        LOAD
+        + "v_mov_b32 v1, 0\nv_mov_b32 v3, 1\ns_cmp_eq_u32 s2, 2\ns_cbranch_scc1 sets\n"
+        + "s_cmp_eq_u32 s2, 1\ns_cbranch_scc1 passes\n"
+        + poll.format("waits", 4)
+        + "global_store_b32 v1, v1, s[6:7]\ns_endpgm\npasses:\n"
+        + poll.format("polls", 0)
+        + f"{WAIT}\nglobal_store_b32 v1, v3, s[6:7] offset:4\ns_endpgm\n"
+        + "sets: global_store_b32 v1, v3, s[6:7]\ns_endpgm\n"
+    )
+    out = execute(body, threads=32, grid=(3,), second="inout", native=native)
+    assert out[:2].tolist() == [0, 1]
+
+
+def test_stores_of_a_workgroup_on_one_unit_stay_in_order():
+    """In CU mode, LLVM places no wait before a flag for the same workgroup."""
+    text = PLAIN_FLAG.replace(
+        "s_cmp_eq_u32 s2, 1", "v_readfirstlane_b32 s8, v0\ns_cmp_lg_u32 s8, 0"
+    )
+    text = text.format(before=DATA, after="")
+    for two_units in (False, True):
+        kernel = selftest.kernel(text, two_units=two_units)
+        buffers = [Buffer(np.zeros(64, np.uint32), "in"), Buffer(np.zeros(64, np.uint32))]
+        if two_units:
+            with pytest.raises(Trap, match="race"):
+                launch(kernel, (1,), buffers, threads=64)
+        else:
+            launch(kernel, (1,), buffers, threads=64)
+
+
 #: Each workgroup stores a value, reads it back, and stores it in a place of its own.
 READ_BACK = """
 global_store_b32 v1, v2, s[6:7]

@@ -58,7 +58,7 @@ def test_a_message_that_is_acquired_is_right(kernels) -> None:
 
 
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("name", ["no_acquire", "relaxed", "small_scope", "old_line", "an_atomic"])
+@pytest.mark.parametrize("name", ["no_acquire", "small_scope", "old_line", "an_atomic"])
 def test_what_a_cache_may_hide_is_found(kernels, name, native) -> None:
     """The trap names the load, and the last store to the same word."""
     store = "global_atomic_add_u32" if name == "an_atomic" else "global_store_b32"
@@ -73,6 +73,13 @@ def test_what_a_cache_may_hide_is_found(kernels, name, native) -> None:
     got, notes = run(kernels[name], 2, 32, lenient=True)
     assert got == 7
     assert [note.check for note in notes] == ["stale"]
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_relaxed_store_releases_nothing(kernels, native) -> None:
+    """No wait separates the store of the flag from that of the data."""
+    with pytest.raises(Trap, match=r"global_load_b32 .*race: global memory"):
+        run(kernels["relaxed"], 2, 32, native=native)
 
 
 def test_a_plain_load_of_lds_beside_atomics_is_a_race(kernels) -> None:

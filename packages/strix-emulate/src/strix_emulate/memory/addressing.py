@@ -37,6 +37,7 @@ class Spaces:
         clock: Function that returns the number of wave-instructions executed so far.
         target: The GPU.
         polls: Whether the kernel polls memory that other waves change.
+        orders: Whether anything besides barriers may order the waves' accesses.
     """
 
     arena: Arena
@@ -49,6 +50,7 @@ class Spaces:
     clock: Callable[[], int] = _no_clock
     target: Target = DEFAULT
     polls: bool = False
+    orders: bool = False
 
     def note_load(self, at: np.ndarray) -> None:
         """Record the arrays that a load of global memory touches, to judge races later."""

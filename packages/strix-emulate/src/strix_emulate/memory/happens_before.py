@@ -2,10 +2,11 @@
 """Happens-before through atomics. Locks, flags and counters order the accesses around them.
 
 Acquires are atomics, and loads with GLC. Releases are atomics, and stores whose value an acquire
-reads. An atomic does not release accesses that are still outstanding (LLVM's guide, "Memory Model
-GFX10-GFX11"). A store does: it releases all accesses of its wave up to the wave's next atomic or
-barrier. Events are queued in order. They are merged into vector clocks when two accesses look like
-a race, or when the queue is full.
+reads. A release does not cover accesses that are still outstanding (LLVM's guide, "Memory Model
+GFX10-GFX11"). Two cases are not exact: a store covers loads that are still outstanding, or that
+come before the wave's next wait for stores; and a store to LDS covers all accesses of its wave to
+LDS up to the wave's next atomic or barrier. Events are queued in order. They are merged into vector
+clocks when two accesses look like a race, or when the queue is full.
 
 Order is not visibility: after an acquire, a plain load may still read an older value from a cache.
 buffer_gl1_inv empties GL1, the cache that several workgroups share. buffer_gl0_inv empties GL0, the
@@ -37,7 +38,8 @@ class _Accesses:
         memory: Name of the memory.
         cells: Cell numbers, in the order of the accesses.
         tags: Tag of each access.
-        writers: Tag of the last earlier store or atomic on each cell.
+        writers: For each cell, the tag up to which the last earlier store or atomic releases the
+            accesses of its wave.
         releases: Whether these are atomics.
         swaps: For swaps that return a value: the values that they left in the cells, and whether
             the last earlier write of each cell was an atomic. None for other accesses.

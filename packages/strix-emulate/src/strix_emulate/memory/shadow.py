@@ -32,6 +32,8 @@ from strix_emulate.memory.tags import (
     in_same_workgroup,
     merge_readers,
     reader_bits,
+    store_tags,
+    tags_that_stores_release,
     wave_bit,
     wave_of,
 )
@@ -136,7 +138,8 @@ class Memory(Storage):
         written: Tag of the last write of each cell.
         read: Tag of the last read of each cell.
         swapped: Tag of the last atomic on each cell. It equals `written` if the atomic was the last
-            write.
+            write. It is `written` with the other sign if the last write was a plain store whose
+            value an acquire has read.
         writers: Bit masks of the waves that wrote the value of each cell. The waves are those of
             the last writer's workgroup.
     """
@@ -305,12 +308,17 @@ class Memory(Storage):
         """Record a load that bypasses the caches. It orders accesses, and is never a race."""
         if self.order is not None:
             cells, tags = self._cells(at, size, tags)
-            self.order.acquire(
-                self.name,
-                cells,
-                tags,
-                np.take(self.written, cells),
-            )
+            released = self._released_tags(cells, tags)
+            self.order.acquire(self.name, cells, tags, released)
+            # A store whose value an acquire reads has reached memory. From now on, it counts as
+            # executed before the accesses that it does not release.
+            is_read = released != np.take(self.written, cells)
+            if is_read.any():
+                cells = cells[is_read]
+                released = released[is_read]
+                self._has_swaps = True
+                self.written[cells] = released
+                self.swapped[cells] = -released
 
     def track_atomic(
         self,
@@ -337,11 +345,28 @@ class Memory(Storage):
                 values = np.take(self.views[size], at // size)
                 values = np.tile(values, len(cells) // max(1, len(at)))
                 swaps = (values, before == np.take(self.swapped, cells))
-            self.order.atomic(self.name, cells, tags, before, swaps)
+            released = self._released_tags(cells, tags)
+            self.order.atomic(self.name, cells, tags, released, swaps)
         self.written[cells] = tags
         self.swapped[cells] = tags
         self.writers[cells] = wave_bit(tags)
         self._record_store(cells)
+
+    def _released_tags(self, cells, tags):
+        """Return by cell the tag up to which the last write released the accesses of its wave.
+
+        A plain store of global memory releases only stores that were awaited before it. In CU mode,
+        the waves of a workgroup use one cache, which keeps their stores in order, so that LLVM
+        places no wait between them.
+        """
+        written = np.take(self.written, cells)
+        if self.one_workgroup:
+            return written
+        swapped = np.take(self.swapped, cells)
+        is_store = (written != swapped) & (written != -swapped)
+        if self.order is not None and self.order.one_cache:
+            is_store &= ~in_same_workgroup(written, tags)
+        return np.where(is_store, tags_that_stores_release(written), written)
 
     def _unordered(self, old, new):
         """Return by element whether neither barriers nor atomics order two accesses."""
@@ -428,6 +453,8 @@ class Memory(Storage):
         if not self.checked:
             self.store(at, data, size)
             return None
+        if not self.one_workgroup:
+            tags = store_tags(tags)
         touch = Touch(self, at, tags, size, True)
         cells, tags = self._cells(at, size, tags)
         self._check_readers(cells, at, data, size, tags)
@@ -606,29 +633,33 @@ class Memory(Storage):
                 return
         self.findings.report("race", message)
 
-    def postpone(self, touch: Touch, waves, unit: int) -> None:
+    def postpone(self, touch: Touch, waves, at_barrier: bool) -> None:
         """Change the tags of an outstanding access as if it came after a barrier or a release.
 
         Args:
             touch: The access.
             waves: Waves, as tags without clocks.
-            unit: Number to add to the tags: 1 << BARRIER or 1 << RELEASE.
+            at_barrier: Whether it is a barrier.
         """
         shadow = self.written if touch.write else self.read
         selected = np.isin(wave_of(touch.tags), waves)
-        cells, tags = self._cells(
-            touch.at[selected],
-            touch.size,
-            touch.tags[selected],
-        )
+        postponed = store_tags(touch.tags)
+        if at_barrier:
+            postponed = (touch.tags >> BARRIER) + 1 << BARRIER | touch.tags & 0xFF
+            if touch.write and not self.one_workgroup:
+                postponed = store_tags(postponed)
+        at = touch.at[selected]
+        cells, tags = self._cells(at, touch.size, touch.tags[selected])
+        _, later = self._cells(at, touch.size, postponed[selected])
         now = shadow[cells]
         is_same = now >> RELEASE == tags >> RELEASE
-        if unit == 1 << BARRIER:
+        if at_barrier:
             # The tag of a cell with several readers has no releases, so only barriers are compared.
-            has_readers = now & 0xFF == SEVERAL
-            is_same |= has_readers & (barriers_of(now) == barriers_of(tags))
-        shadow[cells[is_same]] += unit
-        touch.tags = np.where(selected, touch.tags + unit, touch.tags)
+            has_readers = (now & 0xFF == SEVERAL) & (barriers_of(now) == barriers_of(tags))
+            shadow[cells[has_readers]] += 1 << BARRIER
+            is_same &= ~has_readers
+        shadow[cells[is_same]] = later[is_same] & ~0xFF | now[is_same] & 0xFF
+        touch.tags = np.where(selected, postponed, touch.tags)
 
 
 def _lanes_of_cells(flags, lanes: int):

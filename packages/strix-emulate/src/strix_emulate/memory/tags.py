@@ -45,6 +45,24 @@ def epoch_after_release(epoch):
     return epoch + ((epoch & _EPOCH_RELEASES) < _EPOCH_RELEASES)
 
 
+def store_tags(tags):
+    """Return the tags that plain stores of global memory leave in its shadow.
+
+    A wait for stores begins an epoch, as a release does. A store gets the tag of the next epoch,
+    which begins when the store has been awaited, unless another store is awaited before.
+    """
+    return np.where(tags & RELEASES == RELEASES, tags, tags + (1 << RELEASE))
+
+
+def tags_that_stores_release(tags):
+    """Return the tags up to which stores with these tags release the accesses of their waves.
+
+    These are the tags of the epochs in which the stores were executed. So stores that had not been
+    awaited then are not released. If there were too many epochs to tell, they are.
+    """
+    return np.where(tags & RELEASES == RELEASES, tags, tags - (1 << RELEASE))
+
+
 def wave_of(tag):
     """Return the tag's wave: the tag without its clock."""
     return tag >> WORKGROUP << WORKGROUP | tag & 0xFF

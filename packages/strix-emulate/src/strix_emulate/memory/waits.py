@@ -18,8 +18,6 @@ from strix_emulate.code.target import Target
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.shadow import Touch
 from strix_emulate.memory.tags import (
-    BARRIER,
-    RELEASE,
     epoch_after_release,
     make_tags,
     wave_of,
@@ -310,17 +308,24 @@ def at_barrier(g: Waves) -> None:
     This includes LDS accesses. LDS operations of different waves "can be reordered relative to each
     other", and only s_waitcnt lgkmcnt(0) orders them (LLVM's guide, "Memory Model GFX10-GFX11").
     """
-    _postpone(g, 1 << BARRIER)
+    _postpone(g, at_barrier=True)
+
+
+def wait_for_stores(g: Waves, allowed: int) -> None:
+    """Like `wait` for STORE, and begin an epoch, so that later stores release the awaited ones."""
+    if len(g.queues.state.queues[STORE]) > allowed:
+        wait(g, STORE, allowed)
+        at_release(g)
 
 
 def at_release(g: Waves) -> None:
     """Postpone outstanding accesses, because a release does not order them. Begin an epoch."""
-    _postpone(g, 1 << RELEASE)
+    _postpone(g, at_barrier=False)
     g.epoch[:] = epoch_after_release(g.epoch)
     g.tags = make_tags(g.workgroup, g.epoch, g.wave)
 
 
-def _postpone(g: Waves, unit: int) -> None:
+def _postpone(g: Waves, at_barrier: bool) -> None:
     if g.queues.state is NOTHING:
         return
     for queue, touched in zip(
@@ -331,7 +336,7 @@ def _postpone(g: Waves, unit: int) -> None:
         for entry, touches in zip(queue, touched, strict=True):
             for touch in touches:
                 tags = g.tags if entry.issuers is None else g.tags[entry.issuers]
-                touch.memory.postpone(touch, wave_of(tags), unit)
+                touch.memory.postpone(touch, wave_of(tags), at_barrier)
 
 
 def select(queues: Queues, index) -> Queues:
@@ -386,8 +391,10 @@ def _pad(issuers, size, before, after):
     return np.concatenate([np.zeros(before, bool), flags, np.zeros(after, bool)])
 
 
-def compile_wait(ins: Instruction, target: Target):
+def compile_wait(ins: Instruction, target: Target, begins_epoch: bool = False):
     """Compile a wait, such as s_waitcnt or s_waitcnt_vscnt, to a function on waves.
+
+    If `begins_epoch` is true, a wait for stores begins an epoch (`wait_for_stores`).
 
     Raises:
         Unknown: The instruction has its count in a register.
@@ -397,6 +404,8 @@ def compile_wait(ins: Instruction, target: Target):
             raise Unknown("a wait with the count in a register is not supported")
         counter = {"vscnt": STORE, "vmcnt": VM, "lgkmcnt": LGKM}[ins.name[10:]]
         allowed = int(ins.operands[1].value) & 0xFFFF
+        if counter == STORE and begins_epoch:
+            return lambda g: wait_for_stores(g, allowed)
         return lambda g: wait(g, counter, allowed)
     # The other bits of S_WAITCNT are for exports, which compute kernels do not have.
     bits = int(ins.operands[0].value)

@@ -386,18 +386,19 @@ static int store(State *w, const Op *o, int64_t *log) {
   for (long l = 0; m->store_addresses && l < n; l++)
     for (int64_t c = 0; at[l] >= 0 && c < count; c++)
       m->store_addresses[(at[l] >> m->shift) + c] = o->place;
-  if (alone) alone = !BY_COUNT(note_stores, w, at);
+  const int global = o->memory == GLOBAL;
+  if (alone) alone = !BY_COUNT(note_stores, w, at, global);
   else
     for (long l = 0; l < n; l++) {
       const int64_t first = at[l] >> m->shift;
-      if (at[l] >= 0) BY_COUNT(note_store, w, w->tags[wave_of(w, l)]);
+      if (at[l] >= 0) BY_COUNT(note_store, w, store_tag(w->tags[wave_of(w, l)], global));
     }
   // If several waves stored to one cell by this instruction, they must be of one workgroup and the
   // values must be the same. Otherwise numpy executes the store again.
   for (long l = 0; !alone && l < n; l++) {
     const int64_t first = at[l] >> m->shift;
     for (int64_t c = first; at[l] >= 0 && c < first + count; c++) {
-      if (m->written[c] == w->tags[wave_of(w, l)]) continue;
+      if (m->written[c] == store_tag(w->tags[wave_of(w, l)], global)) continue;
       lane_data(o, row, n, l, data);
       if (m->written[c] >> 40 != w->tags[wave_of(w, l)] >> 40 ||
           memcmp(m->bytes + at[l], data, o->size))

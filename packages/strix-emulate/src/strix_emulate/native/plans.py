@@ -18,6 +18,7 @@ from strix_emulate.instructions.steps import Step
 from strix_emulate.memory import waits
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.shadow import Memory
+from strix_emulate.memory.tags import store_tags
 from strix_emulate.memory.waves import Waves
 from strix_emulate.native import library as native
 
@@ -66,7 +67,9 @@ class LoggedTouch:
     def tags(self) -> np.ndarray:
         """Tags that the access left in the shadow."""
         width = (self._rows.shape[1] - 1) // len(self._wave_tags)
-        return np.repeat(self._wave_tags, width)[self._lanes]
+        tags = np.repeat(self._wave_tags, width)[self._lanes]
+        is_global = self._rows[self._row, 0] >> 1 == 0
+        return store_tags(tags) if self.write and is_global else tags
 
     @property
     def memory(self) -> Memory:

@@ -14,6 +14,12 @@ static inline int64_t unordered(int64_t old, int64_t new) {
   return old ? differ >> WORKGROUP | other_wave : 0;
 }
 
+// Returns the tag that a plain store leaves in a cell: see store_tags of memory/tags.py.
+static inline int64_t store_tag(int64_t tag, int global) {
+  const int64_t releases = BELOW_BARRIER & ~0xff;
+  return global && (tag & releases) != releases ? tag + 0x100 : tag;
+}
+
 static inline int same_workgroup(int64_t a, int64_t b) { return a >> WORKGROUP == b >> WORKGROUP; }
 
 // Returns which waves read a cell, from the tag of the reads: a bit for each wave number modulo 8.
@@ -275,18 +281,18 @@ INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, 
 }
 
 // Records a store of all lanes. Returns whether several waves stored to one cell.
-INLINE int note_stores(Memory *m, int64_t unused, int64_t count, const State *w,
-                       const int64_t *at) {
+INLINE int note_stores(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
+                       int global) {
   int64_t *written = m->written, shared = 0;
   uint32_t *writers = m->writers;
   for (long i = 0; i < w->n; i++) {
-    const int64_t tag = w->tags[i], *mine = at + i * lanes(w);
+    const int64_t tag = store_tag(w->tags[i], global), *mine = at + i * lanes(w);
     const uint32_t writer = 1u << (tag & 31);
     EACH_CELL(writers[c] = writer | (unordered(written[c], tag) ? writers[c] : 0);
               written[c] = tag;)
   }
   for (long i = 0; w->n > 1 && i < w->n; i++) {
-    const int64_t tag = w->tags[i], *mine = at + i * lanes(w);
+    const int64_t tag = store_tag(w->tags[i], global), *mine = at + i * lanes(w);
     EACH_CELL(shared |= written[c] ^ tag;)
   }
   return shared != 0;

@@ -267,6 +267,7 @@ class Machine:
             clock=lambda: self._scheduler.executed,
             target=self._kernel.target,
             polls=self._program.polls,
+            orders=self._program.orders,
         )
         order = self._arena.order
         spaces.lds.order = order

@@ -200,6 +200,7 @@ class Blocks(dict[int, Block]):
         kernel: The kernel.
         gpu: Name of the target.
         polls: Whether the kernel polls memory that other waves change.
+        orders: Whether anything besides barriers may order the waves' accesses.
         numbers: Numbers of loads and stores by their addresses (:class:`uses.Uses`).
         spaces: The memories of the launch, or None between launches.
         functions: The compiled functions, which access the memories of `spaces`, by traits.
@@ -210,6 +211,7 @@ class Blocks(dict[int, Block]):
         self.kernel = kernel
         self.gpu = spaces.target.name
         self.polls = spaces.polls
+        self.orders = spaces.orders
         self.numbers: dict[int, int] = {}
         self.attach(spaces, None)
 
@@ -532,6 +534,7 @@ def _step(
         mode,
         home.gpu,
         home.polls,
+        home.orders,
         ins.address if ins.name == "s_getpc_b64" else 0,
     )
     traits = _TRAITS.get(key)
@@ -617,6 +620,9 @@ def _compile_wait(
     _mode: Any,
     spaces: addressing.Spaces,
 ) -> Compiled:
+    if spaces.orders and ins.name == "s_waitcnt_vscnt":
+        # The wait begins an epoch, so it divides a run of C.
+        return Compiled(waits.compile_wait(ins, spaces.target, begins_epoch=True))
     return compiled_for_c(waits.compile_wait(ins, spaces.target), waits=True)
 
 
