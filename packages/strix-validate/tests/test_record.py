@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tests of records, of the table of skips, and of the list of tiers."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from strix_validate.reporting import record
 from strix_validate.reporting.page import render
 from strix_validate.reporting.record import Package
 from strix_validate.runner import NoSuchCheck, run, select
-from strix_validate.tiers import attention, doctor
+from strix_validate.tiers import attention, bench, doctor
 from typer.testing import CliRunner
 
 
@@ -153,6 +154,17 @@ def test_a_skip_that_is_not_expected_fails():
     )
     assert skips.judge(efficient, cpu).state is State.SKIPPED
     assert skips.judge(efficient, strix).state is State.FAILED
+
+
+def test_without_vllm_its_experts_are_not_measured(monkeypatch):
+    """A machine without vLLM passes the tier bench."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda module: None if module == "vllm" else find_spec(module)
+    )
+    strix = record.Device(type="gpu", architecture="gfx1151", build="rocm")
+    (result,) = bench.run([Check("bench/experts/decode")], RunOptions(device="cuda"))
+    assert skips.judge(result, strix).state is State.SKIPPED, result.reason
 
 
 @pytest.mark.parametrize(
