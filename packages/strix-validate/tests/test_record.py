@@ -14,7 +14,7 @@ from pathlib import Path
 import program
 import pytest
 from records import FAILED, make
-from strix_validate import cli, skips, terminal, tiers
+from strix_validate import cli, runner, skips, terminal, tiers
 from strix_validate.checks import Check, Result, RunOptions, Severity, State, is_named
 from strix_validate.doctor import host
 from strix_validate.reporting import record
@@ -352,6 +352,14 @@ def test_a_killed_run_leaves_the_record_so_far(tmp_path, monkeypatch):
 def test_a_misspelt_name_is_told_before_torch_is_imported(command):
     done = program.run(*command, "--only", "nope", without="torch")
     assert done.returncode == 2 and "is called nope" in " ".join(done.stderr.split()), done.stderr
+
+
+def test_a_pattern_may_match_the_slash_of_an_id():
+    runner.refuse_misspelt(["attention"], ["*-float16", "sdpa*-float16"])
+    with pytest.raises(NoSuchCheck, match="is called doctor/"):
+        runner.refuse_misspelt(["attention"], ["doctor/*"])
+    with pytest.raises(NoSuchCheck, match=r"is called gpu\*"):
+        run(["doctor"], RunOptions(device="none"), ["gpu*"])
 
 
 def test_the_groups_of_ids_are_known_without_the_tiers():
