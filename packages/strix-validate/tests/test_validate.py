@@ -197,6 +197,11 @@ def test_wrong_reference_fails(monkeypatch):
     ("options", "message"),
     [
         (["--url", "http://x"], "--url needs --model"),
+        (["--url", "localhost:8000", "--model", "x"], "--url localhost:8000: the URL must begin"),
+        (
+            ["--url", "http://x", "--model", "x", "--plain-url", "strix/v1"],
+            "--plain-url strix/v1: the URL must begin with http://",
+        ),
         (["--model", "nowhere"], "nowhere has no config.json"),
         (["--plain-url", "http://x"], "--plain-url needs --url"),
         (["--questions", "9"], "--questions needs --model"),

@@ -205,6 +205,13 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
         raise typer.BadParameter("--url needs --model: the model's name on that server")
     if model and not url and not Path(model, "config.json").is_file():
         raise typer.BadParameter(f"{model} has no config.json, and no --url is given")
+    for name in ("url", "plain_url"):
+        value = options.get(name)
+        if value and not re.match("(?i)https?://.", value):
+            option = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(
+                f"{option} {value}: the URL must begin with http:// or https://"
+            )
     if options.get("plain_url") and not url:
         raise typer.BadParameter("--plain-url needs --url: the server with speculative decoding")
     if options.get("questions") and not model:
