@@ -383,6 +383,17 @@ def test_unknown_tier_and_root_are_wrong_usage():
         assert CliRunner().invoke(cli.app, arguments).exit_code == 2
 
 
+def test_a_path_that_cannot_be_used_is_wrong_usage(tmp_path):
+    file = tmp_path / "record.json"
+    make().write(file)
+    for arguments in (
+        ["run", "--tier", "doctor", "--evidence", file],
+        ["report", file, "-o", tmp_path / "missing" / "page.html"],
+    ):
+        done = CliRunner().invoke(cli.app, list(map(str, arguments)))
+        assert done.exit_code == 2, (arguments, done.exception)
+
+
 def test_a_seed_draws_other_inputs():
     """A seed always draws the same inputs, and the record has the seed."""
 

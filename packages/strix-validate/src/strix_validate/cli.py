@@ -493,7 +493,10 @@ def report(
         files = ", ".join(map(str, records))
         message = f"{files}: a measured value has a form that no check writes ({error!r:.200})"
         raise typer.BadParameter(message) from error
-    output.write_text(page, errors="backslashreplace")
+    try:
+        output.write_text(page, errors="backslashreplace")
+    except OSError as error:
+        raise typer.BadParameter(f"{output}: {error.strerror}") from error
     typer.echo(f"wrote {output}", err=True)
 
 

@@ -169,7 +169,10 @@ def run_and_exit(
     for folder in (evidence, plots):
         if folder:
             # If the folder cannot be created, the run fails now and not after an hour of checks.
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise typer.BadParameter(f"{folder}: {error.strerror}") from error
     with _report_errors(console):
         refuse_misspelt(names, [*(only or []), *(skip or [])])
         run_options = RunOptions(_find_device(names, device, options), **options)
