@@ -389,6 +389,8 @@ def test_a_path_that_cannot_be_used_is_wrong_usage(tmp_path):
     for arguments in (
         ["run", "--tier", "doctor", "--evidence", file],
         ["report", file, "-o", tmp_path / "missing" / "page.html"],
+        ["compilations", "--vllm-source", tmp_path],
+        ["kernels", "--vllm-source", tmp_path],
     ):
         done = CliRunner().invoke(cli.app, list(map(str, arguments)))
         assert done.exit_code == 2, (arguments, done.exception)

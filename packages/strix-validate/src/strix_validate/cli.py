@@ -397,7 +397,10 @@ def compilations(
     with _exit_if_missing("count") as console:
         from strix_validate.precompiled.workload import count
 
-        counts = count(Path(sys.base_prefix), only or [], vllm_source, console.print)
+        try:
+            counts = count(Path(sys.base_prefix), only or [], vllm_source, console.print)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
     total = sum(origins["compiled"] for origins in counts.values())
     if as_json:
         typer.echo(json.dumps(counts, indent=1))

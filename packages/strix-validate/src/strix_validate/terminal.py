@@ -217,6 +217,9 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
             )
     if options.get("plain_url") and not url:
         raise typer.BadParameter("--plain-url needs --url: the server with speculative decoding")
+    vllm = options.get("vllm")
+    if vllm and not (vllm / "vllm" / "platforms").is_dir():
+        raise typer.BadParameter(f"--vllm-source {vllm}: not a source tree of vLLM")
     if options.get("questions") and not model:
         raise typer.BadParameter("--questions needs --model: the default models are random")
     if "doctor" in names and TARGET not in DEVICES:
