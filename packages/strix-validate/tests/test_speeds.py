@@ -152,6 +152,15 @@ def test_run_shows_what_is_off_on_gfx1151_alone(capsys):
             assert out.count("as expected") == 5
 
 
+def test_the_ranges_of_gfx1151_do_not_judge_another_target(monkeypatch):
+    """The variable gpu_arch selects a smaller GPU, for which no range is known."""
+    monkeypatch.setattr(speeds, "TARGET", "gfx1150", raising=False)
+    checks = results(bench_product={"product_tflops": 12.0})
+    table, explanations = speeds.table(make(*checks, architecture="gfx1150"))
+    assert table.row_count == 1
+    assert explanations == []
+
+
 def test_each_row_is_about_what_a_check_measures():
     ids = [check.id for tier in (bench, doctor, serve) for check in tier.checks()]
     for row in speeds.load():

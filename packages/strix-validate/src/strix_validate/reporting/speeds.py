@@ -14,7 +14,6 @@ from pydantic import Field, ValidationError, model_validator
 from rich.markup import escape
 from rich.table import Table
 
-from strix_validate import TARGET
 from strix_validate.reporting.record import CheckRecord, Record, StrictModel
 
 
@@ -192,11 +191,11 @@ def table(record: Record) -> tuple[Table, list[str]]:
     Raises:
         BadSpeeds: See :func:`load`.
     """
-    is_target = record.device.architecture.startswith(TARGET)
+    is_gfx1151 = record.device.architecture.split(":")[0] == "gfx1151"
     rows = Table("speed", "here", "on gfx1151", "", box=None)
     off = []
     for comparison in compare(record, load()):
-        verdict = comparison.verdict if is_target else ""
+        verdict = comparison.verdict if is_gfx1151 else ""
         rows.add_row(
             escape(comparison.name),
             f"{comparison.value:.4g} {comparison.speed.unit}",
