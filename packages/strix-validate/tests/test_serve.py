@@ -7,8 +7,11 @@ test_serve_url.py tests the functions that judge answers.
 import importlib
 import json
 import math
+import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from strix_validate import skips
@@ -260,6 +263,30 @@ def test_the_numbers_of_vllm_bench_serve_are_read(bench):
     assert measured["median_ttft_ms"] == 75.0
     assert "ttfts" not in measured
     assert "model_id" not in measured
+
+
+def test_the_tokenizer_of_a_served_folder_is_in_the_folder(monkeypatch, tmp_path):
+    """The server that is started for a folder serves it under a name that is no folder's."""
+    calls = []
+
+    def execute(command, **options):
+        del options
+        option = dict(pairwise(command))
+        calls.append((option["--model"], option["--tokenizer"]))
+        Path(option["--result-dir"], option["--result-filename"]).write_text(json.dumps(BENCH))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(speed, "subprocess", SimpleNamespace(run=execute))
+    monkeypatch.setattr(speed, "shutil", SimpleNamespace(which=lambda name, path=None: name))
+    server = SimpleNamespace(endpoint=endpoint.Endpoint("http://127.0.0.1:9", "tiny"))
+    session = SimpleNamespace(need_vllm=lambda: None, server=server)
+    folder = str(tmp_path)
+    for options in (
+        RunOptions(device="cuda", model=folder),
+        RunOptions(url="http://127.0.0.1:9", model="Qwen/Qwen3-8B"),
+    ):
+        serve._judge_users_server("url-bench", session, [], options)
+    assert calls == [("tiny", folder), ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")]
 
 
 @pytest.mark.parametrize(

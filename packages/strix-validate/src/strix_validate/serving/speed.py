@@ -67,8 +67,13 @@ def measure(
     }
 
 
-def bench_serve(server: Endpoint) -> dict:
+def bench_serve(server: Endpoint, tokenizer: str = "") -> dict:
     """Run `vllm bench serve`, and return its numbers under its own names.
+
+    Args:
+        server: The server.
+        tokenizer: The folder of the model's tokenizer; "" if the model's name is its name on
+            Hugging Face or its folder.
 
     Raises:
         CannotRun: There is no command vllm.
@@ -83,7 +88,7 @@ def bench_serve(server: Endpoint) -> dict:
             program,
             "bench",
             "serve",
-            *_bench_flags(server, result_file),
+            *_bench_flags(server, tokenizer, result_file),
         ]
         # no time limit is needed, because vllm's own requests end after six hours
         process = subprocess.run(command, capture_output=True, text=True)
@@ -104,10 +109,11 @@ def bench_serve(server: Endpoint) -> dict:
     return recorded
 
 
-def _bench_flags(server: Endpoint, result_file: Path) -> list[str]:
+def _bench_flags(server: Endpoint, tokenizer: str, result_file: Path) -> list[str]:
     values = {
         "--base-url": server.url,
         "--model": server.model,
+        "--tokenizer": tokenizer or server.model,
         "--dataset-name": "random",
         "--random-input-len": str(_INPUT_TOKENS),
         "--random-output-len": str(_OUTPUT_TOKENS),

@@ -127,6 +127,9 @@ def _judge_users_server(
         arguments = [options.questions]
     if name == "url-speculation" and options.plain_url:
         arguments = [Endpoint(options.plain_url, options.model)]
+    if name == "url-bench" and not options.url:
+        # The started server has a name of its own for the model, by which no tokenizer is found.
+        arguments = [options.model]
     try:
         measured = USER_CHECKS[name].judge(server, *arguments)
     except Silent as error:
