@@ -289,6 +289,12 @@ def test_the_tokenizer_of_a_served_folder_is_in_the_folder(monkeypatch, tmp_path
     assert calls == [("tiny", folder), ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")]
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1/"])
+def test_vllm_bench_serve_adds_v1_itself(url, tmp_path):
+    flags = speed._bench_flags(endpoint.Endpoint(url, "any"), "", tmp_path)
+    assert flags[flags.index("--base-url") + 1] == "http://127.0.0.1:9"
+
+
 @pytest.mark.parametrize(
     ("text", "status", "reason"),
     [

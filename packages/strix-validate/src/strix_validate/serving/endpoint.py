@@ -88,6 +88,11 @@ class Endpoint:
     url: str
     model: str
 
+    @property
+    def base(self) -> str:
+        """The server's address without /v1."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
     def post(self, path: str, body: dict, limit: float = LIMIT):
         """Send a request and return the open answer.
 
@@ -99,9 +104,8 @@ class Endpoint:
         return self._open(path, limit, data)
 
     def _open(self, path: str, limit: float, data: bytes | None = None):
-        base = self.url.rstrip("/").removesuffix("/v1")
         headers = {"Content-Type": "application/json", **_authorization()}
-        request = urllib.request.Request(f"{base}{path}", data, headers)
+        request = urllib.request.Request(f"{self.base}{path}", data, headers)
         try:
             return open_url(request, limit)
         except urllib.error.HTTPError as error:

@@ -111,7 +111,7 @@ def bench_serve(server: Endpoint, tokenizer: str = "") -> dict:
 
 def _bench_flags(server: Endpoint, tokenizer: str, result_file: Path) -> list[str]:
     values = {
-        "--base-url": server.url,
+        "--base-url": server.base,
         "--model": server.model,
         "--tokenizer": tokenizer or server.model,
         "--dataset-name": "random",
