@@ -289,6 +289,14 @@ def test_the_tokenizer_of_a_served_folder_is_in_the_folder(monkeypatch, tmp_path
     assert calls == [("tiny", folder), ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")]
 
 
+def test_an_environment_that_is_not_active_has_its_own_vllm(bench, monkeypatch, tmp_path):
+    bench(json.dumps(BENCH))
+    monkeypatch.setenv("PATH", "")
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    assert speed.bench_serve(SERVER)["output_throughput"] == 160.0
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1/"])
 def test_vllm_bench_serve_adds_v1_itself(url, tmp_path):
     flags = speed._bench_flags(endpoint.Endpoint(url, "any"), "", tmp_path)

@@ -30,7 +30,8 @@ def serving(handler=trained_chat.Handler, **options):
 @pytest.fixture
 def judged(monkeypatch):
     """A function that runs all checks of a server or the named ones; it returns results by name."""
-    monkeypatch.setenv("PATH", "")  # the machine's vllm must not be found
+    # The machine's vllm must not be found.
+    monkeypatch.setattr(speed, "shutil", SimpleNamespace(which=lambda *_, **__: None))
 
     def run(names=None, **options):
         with serving(**options) as server:

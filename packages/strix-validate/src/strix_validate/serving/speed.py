@@ -5,6 +5,7 @@ import json
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -79,7 +80,8 @@ def bench_serve(server: Endpoint, tokenizer: str = "") -> dict:
         CannotRun: There is no command vllm.
         CheckFailed: The command or a request failed.
     """
-    program = shutil.which("vllm")
+    beside_python = str(Path(sys.executable).parent)
+    program = shutil.which("vllm", path=beside_python) or shutil.which("vllm")
     if program is None:
         raise CannotRun("vllm is not installed here")
     with tempfile.TemporaryDirectory() as folder:
