@@ -349,6 +349,18 @@ def test_drafts_that_are_wrong_alike_pass_alone(judged):
     )
 
 
+def test_this_machine_is_asked_without_a_proxy(monkeypatch):
+    """The variable http_proxy is set in many networks, and no_proxy is not."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with serving() as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert endpoint.Endpoint(url, "any").context() > 0
+        with pytest.raises(CheckFailed, match="does not answer"):
+            endpoint.Endpoint(url.replace("127.0.0.1", "strix.invalid"), "any").context()
+
+
 def test_a_load_is_measured_in_milliseconds():
     answer = SimpleNamespace(seconds=[0.25, 0.5], tokens=[1, 2])
     server = SimpleNamespace(stream=lambda *_: answer)

@@ -2,6 +2,7 @@
 """Measure how fast a running server is. A slow server fails no check."""
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from strix_validate.checks import CannotRun, CheckFailed, require
 from strix_validate.serving.endpoint import Endpoint
+from strix_validate.serving.web import is_local
 
 #: Numbers of concurrent requests that are measured.
 LOADS = (1, 4, 16)
@@ -93,7 +95,10 @@ def bench_serve(server: Endpoint, tokenizer: str = "") -> dict:
             *_bench_flags(server, tokenizer, result_file),
         ]
         # no time limit is needed, because vllm's own requests end after six hours
-        process = subprocess.run(command, capture_output=True, text=True)
+        variables = dict(os.environ)
+        if is_local(server.url):
+            variables["no_proxy"] = "*"
+        process = subprocess.run(command, env=variables, capture_output=True, text=True)
         if process.returncode:
             output = process.stderr.strip() or process.stdout.strip()
             last = " ".join(output.splitlines()[-1:])

@@ -60,16 +60,25 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         return redirected
 
 
-def _opener() -> urllib.request.OpenerDirector:
+def is_local(url: str) -> bool:
+    """Return whether a URL is of this machine. A proxy cannot reach such a URL."""
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
     # build_opener() would add handlers of files, FTP and data: URLs
     opener = urllib.request.OpenerDirector()
     for handler in (*_HANDLERS, Redirects):
+        if handler is urllib.request.ProxyHandler and is_local(url):
+            continue
         opener.add_handler(handler())
     return opener
 
 
 def open_url(request: Request | str, seconds: float):
     """Send a request, and return the server's open response.
+
+    A proxy that the environment names, such as http_proxy, is not used for this machine itself.
 
     Args:
         request: A request or its URL.
@@ -79,4 +88,5 @@ def open_url(request: Request | str, seconds: float):
         urllib.error.URLError: No server answers.
         urllib.error.HTTPError: The server answers with an error.
     """
-    return _opener().open(request, timeout=seconds)
+    url = request if isinstance(request, str) else request.full_url
+    return _opener(url).open(request, timeout=seconds)
