@@ -22,7 +22,7 @@ CITY = "Paris, as anyone would say without a map."
 CALL = json.dumps({"name": structures.TOOL, "arguments": {"harbour": "Bergen", "day": 2}})
 PROSE = "It is mild today, with a light wind and a little rain."
 JSON = json.dumps({"text": structures.UNICODE, "number": 5}, ensure_ascii=False)
-THOUGHT = "The user wants the capital of France, which I know well."
+THOUGHT = "The user wants the capital of France. I know what anyone would say."
 
 
 def learn(question, answer):
@@ -170,6 +170,9 @@ class Handler(trained_server.Handler):
             return message, "stop" if named else "tool_calls"
         if self.server.style == "thinks" and text and not body.get("ignore_eos"):
             message["reasoning"] = THOUGHT
+            for stop in body.get("stop") or []:
+                if stop in THOUGHT:
+                    message |= {"content": None, "reasoning": THOUGHT.partition(stop)[0]}
         if self.server.style == "thinks-on" and not body.get("response_format"):
             message |= {"content": None, "reasoning": text}
         if fault in ("content-null", "in-reasoning"):

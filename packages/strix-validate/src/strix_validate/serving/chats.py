@@ -211,7 +211,7 @@ def judge_chat_answer(server: Endpoint) -> dict:
     content = reply.content or ""
     _judge_content(server, reply, content)
     judge_reply_stream(server, messages, reply, limit)
-    _judge_stop(server, messages, content, limit)
+    _judge_stop(server, messages, reply, limit)
     return {
         "content": content[:80],
         "tokens": reply.written,
@@ -252,13 +252,15 @@ def _judge_content(server: Endpoint, reply: Reply, content: str) -> None:
 def _judge_stop(
     server: Endpoint,
     messages: Sequence[dict],
-    content: str,
+    reply: Reply,
     limit: int,
 ) -> None:
     """Require that a chat's answer ends before a stop string; after a near tie, ask again."""
+    content = reply.content or ""
     stop = content[len(content) // 2 :][:4]
     expected = content[: content.index(stop)]
-    if not expected.strip():
+    # A stop string ends thoughts as well, and the answer then has no content.
+    if not expected.strip() or stop in reply.reasoning:
         return
     text = ""
     for _ in range(3):
