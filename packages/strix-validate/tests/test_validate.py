@@ -252,6 +252,9 @@ def test_without_torch_it_says_so():
     assert done.returncode == 0
     assert "doctor/kernel" in done.stdout
     assert "tier attention is not listed: torch is not installed" in done.stderr
+    done = run("list", "--only", "sdpa", without="torch")
+    assert done.returncode == 2
+    assert "tier attention is not listed: torch is not installed" in done.stderr
     done = run("warm", without="torch")
     assert (done.returncode, done.stdout) == (3, "")
     assert "nothing to compile" in done.stderr

@@ -447,6 +447,8 @@ def list_checks(
         except ModuleNotFoundError as error:
             unlisted.append(f"tier {name} is not listed: {error.name} is not installed")
     by_tier["soak"] = SOAK_CHECKS
+    for line in unlisted:
+        typer.echo(line, err=True)
     try:
         selected = select(by_tier, only or [])
     except NoSuchCheck as error:
@@ -459,8 +461,6 @@ def list_checks(
     else:
         for check in checks:
             typer.echo(f"{check.id}\n    {_describe_check(check)}")
-    for line in unlisted:
-        typer.echo(line, err=True)
 
 
 def _describe_check(check: Check) -> str:
