@@ -309,6 +309,11 @@ def test_every_sequence_is_compared_unless_they_take_gigabytes():
     assert compared == {"full": None, "batch-9": None}
 
 
+def test_a_list_of_kernels_has_no_names_of_checks():
+    done = CliRunner().invoke(cli.app, ["list", "--kernels", "--only", "kernels"])
+    assert done.exit_code == 2
+
+
 def test_list_names_every_check_once():
     lines = CliRunner().invoke(cli.app, ["list"]).stdout.splitlines()
     ids = [line for line in lines if not line.startswith(" ")]

@@ -438,6 +438,8 @@ def list_checks(
 ) -> None:
     """List every check with the bug that it would catch."""
     if kernels:
+        if only:
+            raise typer.BadParameter("--only names checks, and --kernels lists none")
         _list_kernels(as_json)
     by_tier: dict[str, list[Check]] = {}
     unlisted = []
