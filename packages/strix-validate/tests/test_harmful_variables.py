@@ -29,3 +29,24 @@ def test_only_rocm_fails(
     result = backend.environment(RunOptions())
     assert (result.state, result.severity) == (state, severity)
     assert ("HSA_OVERRIDE_GFX_VERSION" in result.reason) == bool(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HSA_OVERRIDE_GFX_VERSION", "11.5.1"),
+        ("AMD_SERIALIZE_KERNEL", "0"),
+        ("TORCH_ROCM_FA_PREFER_CK", "0"),
+    ],
+)
+def test_a_value_that_changes_nothing_passes(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check doctor/environment accepts these values too."""
+    for other in backend.HARMFUL:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.version, "hip", "7.14")
+    result = backend.environment(RunOptions())
+    assert (result.state, result.reason) == (State.PASSED, "")
+    assert result.measured.get(name, value) == value

@@ -35,6 +35,7 @@ from strix_validate.checks import (
     require,
 )
 from strix_validate.doctor.host import shorten
+from strix_validate.doctor.virtual_packages import REQUIRED
 from strix_validate.tiers import Tier, check_from_reason, run_each
 
 #: Harmful environment variables, with the effect of each.
@@ -45,6 +46,13 @@ HARMFUL = {
     "TORCH_ROCM_FA_PREFER_CK": "selects CK's attention, which has no gfx11 kernels",
     "AMD_SERIALIZE_KERNEL": "makes the host wait for every kernel",
     "PYTORCH_NO_HIP_MEMORY_CACHING": "makes torch allocate memory anew for every tensor",
+}
+#: Values of these variables that change nothing: the GPU's own version, and 0, which turns a
+#: setting off. torch does not read the value of PYTORCH_NO_HIP_MEMORY_CACHING.
+_HARMLESS = {
+    "HSA_OVERRIDE_GFX_VERSION": REQUIRED["__amdgpu_arch"],
+    "TORCH_ROCM_FA_PREFER_CK": "0",
+    "AMD_SERIALIZE_KERNEL": "0",
 }
 #: Prefixes of the environment variables that are recorded.
 _PREFIXES = (
@@ -166,7 +174,11 @@ def environment(options: RunOptions) -> Result:
     variable causes memory faults: https://github.com/ROCm/legacy-rocm-build/issues/5824
     """
     del options
-    harmful = [f"{name}: {effect}" for name, effect in HARMFUL.items() if os.environ.get(name)]
+    harmful = []
+    for name, effect in HARMFUL.items():
+        value = os.environ.get(name)
+        if value and value != _HARMLESS.get(name):
+            harmful.append(f"{name}: {effect}")
     reported = {}
     for name, value in sorted(os.environ.items()):
         if name.startswith(_PREFIXES):
