@@ -81,6 +81,14 @@ def test_plots_are_written(tmp_path):
     assert list(plots.figures(make(FAILED))) == []
 
 
+def test_plots_of_two_tiers_fit_into_one_folder(tmp_path):
+    for tier in ("bench", "serve"):
+        record = make(*benchmarks()).model_copy(update={"command": [tier]})
+        terminal._write_plots(record, tmp_path, Console(quiet=True))
+    names = {file.stem for file in tmp_path.iterdir()}
+    assert names == {"bench-1", "bench-2", "serve-1", "serve-2"}
+
+
 def test_as_fast_as_math_has_a_line():
     check = Check("bench/speedup/tiny-full", "t", "w")
     speedup = Result(check, State.PASSED, "", {"forward": 2.0})

@@ -259,7 +259,8 @@ def _write_plots(record: Record, folder: Path, console: Console) -> None:
     # matplotlib is optional.
     from strix_validate.reporting.plots import write
 
-    for file in write(record, folder):
+    # The plots of the tiers bench and serve can be in one folder.
+    for file in write(record, folder, record.command[0]):
         console.print(f"wrote {file}")
 
 
