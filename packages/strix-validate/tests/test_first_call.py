@@ -326,6 +326,16 @@ def test_what_no_model_of_the_table_has_is_foretold(change: dict, part: str) -> 
     assert [name for name in PARTS if getattr(beyond, name)] == [part]
 
 
+@pytest.mark.parametrize(
+    ("model", "part"), [("Qwen3.6-27B", "linear"), ("GLM-4.7-Flash", "latent")]
+)
+def test_layers_that_are_packaged_in_bfloat16_only_are_foretold(model: str, part: str) -> None:
+    """4-bit models of AWQ often have float16."""
+    layers = replace(read_layers(CONFIGS[model]), dtype=torch.float16)
+    beyond = warm.beyond_table(layers)
+    assert [name for name in PARTS if getattr(beyond, name)] == [part]
+
+
 @needs_vllm
 def test_warm_foretells_what_it_compiles(tmp_path: Path, shipped: set[str]) -> None:
     file = tmp_path / "config.json"

@@ -20,7 +20,7 @@ from strix_validate.precompiled import packages, vllm_calls
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
 from strix_validate.precompiled.vllm_calls import LAYERS, LINEAR, VOCABULARIES
 from strix_validate.triton import modes as triton_modes
-from strix_validate.triton.call import Call
+from strix_validate.triton.call import BF16, Call
 from strix_validate.triton.modes import CallAnswer
 from strix_validate.vllm.experts import LAYERS as EXPERTS
 
@@ -85,16 +85,21 @@ def _reduce_to_kernel(layer: Attention) -> Attention:
 def beyond_table(model: ModelLayers) -> ModelLayers:
     """Return the layers of a model that differ from those of all models in models.toml.
 
-    The packages have kernels only for the models in models.toml.
+    The packages have kernels only for the models in models.toml. Those of linear and of latent
+    attention are only for bfloat16.
     """
     kernels = {_reduce_to_kernel(layer) for layer in LAYERS.values()}
     latent: list[Latent] = []
     for table_model in MODELS.values():
         latent += table_model.layers.latent
+    linear = list(LINEAR.values())
+    if model.dtype is not BF16:
+        linear = []
+        latent = []
     return ModelLayers(
         attention=[x for x in model.attention if _reduce_to_kernel(x) not in kernels],
         experts=[x for x in model.experts if x not in EXPERTS.values()],
-        linear=[x for x in model.linear if x not in LINEAR.values()],
+        linear=[x for x in model.linear if x not in linear],
         latent=[x for x in model.latent if x not in latent],
         vocabularies=[n for n in model.vocabularies if n not in VOCABULARIES.values()],
         dtype=model.dtype,
