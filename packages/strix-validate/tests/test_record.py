@@ -262,6 +262,19 @@ def test_a_name_of_another_size_or_device_is_an_error(tier, name):
         run([tier], RunOptions(), [fits, name])
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("serve/url-text", RunOptions()),
+        ("serve/start", RunOptions(url="http://x", model="any")),
+        ("serve/url-questions", RunOptions(url="http://x", model="any")),
+    ],
+)
+def test_a_check_of_another_server_is_an_error(name, options):
+    with pytest.raises(NoSuchCheck, match=f"{name} is for another server: see --model"):
+        run(["serve"], options, [name])
+
+
 def test_a_tier_that_forgets_a_check_fails_it(monkeypatch):
     tier = replace(doctor.TIER, run=lambda selected, options: iter(()))
     monkeypatch.setattr(doctor, "TIER", tier)

@@ -155,8 +155,11 @@ def _select_applicable(
     }
     for name in only:
         named = select(available, [name])
-        if not any(set(named[tier]) & set(applicable[tier]) for tier in available):
-            raise NoSuchCheck(f"{name} needs another --size or --device")
+        if any(set(named[tier]) & set(applicable[tier]) for tier in available):
+            continue
+        if named.get("serve"):
+            raise NoSuchCheck(f"{name} is for another server: see --model and --questions")
+        raise NoSuchCheck(f"{name} needs another --size or --device")
     return {
         name: [check for check in checks if check in selected[name]]
         for name, checks in applicable.items()
