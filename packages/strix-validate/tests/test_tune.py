@@ -540,6 +540,24 @@ def test_a_second_model_joins_the_record(
     assert loaded.models == ["M", "Qwen3-8B"]
 
 
+@skip_without("triton")
+def test_the_line_to_use_the_result_can_be_pasted(
+    tmp_path: Path, machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line works in another folder too, and with a blank in the folder's name."""
+    folder = tmp_path / "a b"
+    store = store_in(folder)
+    store.record.tuned = {problem().name: measured("flash-attn", KEY, 5)}
+    store.write()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "Sensors", lambda log: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(command, "find_problems", lambda *_: (None, [problem()]))
+    monkeypatch.setattr(command, "fill_cache", lambda *_: False)
+    result = tune("Qwen3-8B", "--output", "a b")
+    line = f"--env --output {shlex.quote(str(folder))})"
+    assert line in result.output.replace("\n", ""), result.output
+
+
 def test_an_earlier_tuning_does_not_change_what_is_packaged(
     tmp_path: Path, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,9 +218,8 @@ def _run(store: record.Store, name: str, options: Options, print_line: Print) ->
             print_line,
             device.architecture,
         )
-        print_line(
-            f'to use the result: eval "$(strix-validate tune --env --output {store.folder})"'
-        )
+        folder = shlex.quote(str(store.folder.resolve()))
+        print_line(f'to use the result: eval "$(strix-validate tune --env --output {folder})"')
     return has_failed
 
 
