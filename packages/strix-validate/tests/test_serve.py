@@ -213,6 +213,24 @@ def test_a_folder_of_the_users_is_served(examine, started, tmp_path):
     assert "--max-model-len" not in server.args
 
 
+def test_a_key_of_another_server_is_not_required(monkeypatch, tmp_path):
+    """`vllm serve` refuses requests without the key in VLLM_API_KEY."""
+    monkeypatch.setenv("VLLM_API_KEY", "of another server")
+    variables = {}
+
+    def start(command, env, **options):
+        del command, options
+        variables.update(env)
+        return SimpleNamespace(poll=lambda: 1)
+
+    monkeypatch.setattr(vllm_server.subprocess, "Popen", start)
+    server = vllm_server.VllmServer(tmp_path, tmp_path / "log", [])
+    with pytest.raises(CheckFailed, match="ended with status 1"):
+        server.start(1)
+    assert "PATH" in variables
+    assert "VLLM_API_KEY" not in variables
+
+
 #: The result of `vllm bench serve` in vLLM 0.33.
 BENCH = {
     "completed": 32,

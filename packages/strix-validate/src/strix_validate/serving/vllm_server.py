@@ -219,10 +219,13 @@ class VllmServer:
             CheckFailed: The server does not answer; the message has the end of its log.
         """
         begin = time.perf_counter()
+        variables = os.environ | _NETWORK_OFF
+        # With this variable, the server would require a key, which the checks do not send.
+        variables.pop("VLLM_API_KEY", None)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self._command(),
-                env=os.environ | _NETWORK_OFF,
+                env=variables,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
