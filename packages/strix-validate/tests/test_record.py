@@ -17,11 +17,13 @@ from records import FAILED, make
 from strix_validate import cli, runner, skips, terminal, tiers
 from strix_validate.checks import Check, Result, RunOptions, Severity, State, is_named
 from strix_validate.doctor import host
+from strix_validate.precompiled import warm
 from strix_validate.reporting import record
 from strix_validate.reporting.page import render
 from strix_validate.reporting.record import Package
 from strix_validate.runner import NoSuchCheck, run, select
 from strix_validate.tiers import attention, bench, doctor
+from strix_validate.triton import modes
 from typer.testing import CliRunner
 
 
@@ -407,6 +409,20 @@ def test_a_path_that_cannot_be_used_is_wrong_usage(tmp_path):
     ):
         done = CliRunner().invoke(cli.app, list(map(str, arguments)))
         assert done.exit_code == 2, (arguments, done.exception)
+
+
+def test_a_child_that_ends_is_told_by_warm(monkeypatch):
+    """For example, the kernel kills a child if the memory is full."""
+
+    def fail(*_):
+        raise modes.ChildError("the child process ended with status -9")
+
+    monkeypatch.setattr(warm, "calls", lambda *_: {"flash-attn": []})
+    monkeypatch.setattr(warm, "fill", fail)
+    done = CliRunner().invoke(cli.app, ["warm"])
+    assert done.exit_code == 1
+    assert "the child process ended with status -9" in done.output
+    assert isinstance(done.exception, SystemExit)
 
 
 def test_a_seed_draws_other_inputs():

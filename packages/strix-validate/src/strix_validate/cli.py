@@ -331,6 +331,8 @@ app.command()(tune_command.tune)
 def _exit_if_missing(purpose: str) -> Iterator[Console]:
     """End a command with status 3 if a library that it needs is missing, or if it cannot run here.
 
+    If a call or its child process fails, the status is 1.
+
     Args:
         purpose: A verb for what the command does, such as "compile"; it is part of the message.
 
@@ -343,6 +345,9 @@ def _exit_if_missing(purpose: str) -> Iterator[Console]:
     except (CannotRun, ModuleNotFoundError) as reason:
         console.print(f"{escape(str(reason))}: nothing to {purpose}")
         raise typer.Exit(3) from reason
+    except RuntimeError as error:
+        console.print(escape(str(error)))
+        raise typer.Exit(1) from error
 
 
 @app.command()
