@@ -341,6 +341,21 @@ def test_a_record_does_not_have_the_users_name(monkeypatch):
     assert (written.reason, written.fix) == ("~/.triton is old", "rm ~/.triton")
 
 
+@pytest.mark.parametrize(
+    ("home", "prefix", "text", "short"),
+    [
+        ("/home/me", "/home/me/env", "rm /home/me/env/bin/x", "rm $PREFIX/bin/x"),
+        ("/home/me", "/home/me/env", "/home/me: /home/merlin/x", "~: /home/merlin/x"),
+        # A container may run for a user without an entry in /etc/passwd.
+        ("/", "/usr", "sudo rm /usr/lib/x /etc/y", "sudo rm /usr/lib/x /etc/y"),
+    ],
+)
+def test_a_shortened_command_stays_a_command(home, prefix, text, short, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(sys, "prefix", prefix)
+    assert host.shorten(text) == short
+
+
 def test_a_killed_run_leaves_the_record_so_far(tmp_path, monkeypatch):
     """The record is written during the run, because no handler can run before SIGKILL."""
     code = """if True:

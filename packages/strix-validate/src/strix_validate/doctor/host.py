@@ -158,11 +158,16 @@ def _describe_gpu() -> Device:
 
 
 def shorten(text: str) -> str:
-    """Return the text with $PREFIX and ~ for the paths of this environment and user."""
-    text = text.replace(sys.prefix, "$PREFIX")
-    home = str(Path.home())
-    # Docker sets HOME=/ for a user that the image does not know.
-    return text if home == "/" else text.replace(home, "~")
+    """Return the text with $PREFIX and ~ for the paths of this environment and user.
+
+    A path of the system's stays, because it names nobody, and commands in the text must keep
+    working. Examples are the prefix /usr, and the home / that Docker gives to a user that the image
+    does not know.
+    """
+    for path, short in ((sys.prefix, "$PREFIX"), (str(Path.home()), "~")):
+        if path not in ("/", "/usr", "/usr/local"):
+            text = re.sub(rf"{re.escape(path)}(?![\w-])", lambda _, short=short: short, text)
+    return text
 
 
 def _read_cpu() -> str:
