@@ -31,6 +31,12 @@ PREFIXES = {
         "uv pip install ./packages/strix-emulate",
         "uv pip install matplotlib",
     ),
+    "uv venv in a folder named tools": (
+        "tools/vllm/.venv",
+        UV,
+        "uv pip install ./packages/strix-emulate",
+        "uv pip install matplotlib",
+    ),
     "python -m venv": (
         "strix-validate",
         PLAIN,
@@ -76,6 +82,8 @@ def make_environment(home: Path, place: str, config: str | None) -> Path:
     (prefix / "conda-meta" if config is None else prefix).mkdir(parents=True)
     if config is not None:
         (prefix / "pyvenv.cfg").write_text(config)
+    if "uv/tools" in place:
+        (prefix / "uv-receipt.toml").write_text("[tool]\n")
     return prefix
 
 

@@ -54,7 +54,7 @@ def _advise_pip(name: str, prefix: Path) -> str:
     is_of_pipx = "pipx" in prefix.parts
     is_of_uv = "\nuv = " in f"\n{config}"
     is_of_uvx = is_of_uv and "archive-v0" in prefix.parts
-    is_tool_of_uv = is_of_uv and "tools" in prefix.parts
+    is_tool_of_uv = is_of_uv and (prefix / "uv-receipt.toml").is_file()
     if name == "torch" and (is_of_pipx or is_of_uvx or is_tool_of_uv):
         return _BESIDE_TORCH
     if is_of_pipx:
