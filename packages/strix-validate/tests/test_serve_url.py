@@ -2,6 +2,7 @@
 """`serve --url` with correct servers, which differ in legal ways, and with faulty ones."""
 
 import contextlib
+import io
 import threading
 import tomllib
 from importlib.resources import files
@@ -347,6 +348,16 @@ def test_drafts_that_are_wrong_alike_pass_alone(judged):
     assert judged({"speculation"}, drafts=True, fault="drafts-alike")["speculation"].state is (
         State.PASSED
     )
+
+
+def test_a_server_of_another_api_costs_what_others_do(monkeypatch):
+    """Some servers list their models as an array, which must not end the estimate of costs."""
+    response = contextlib.nullcontext(io.BytesIO(b"[]"))
+    monkeypatch.setattr(endpoint, "open_url", lambda *_: response)
+    server = endpoint.Endpoint("http://strix", "any")
+    assert costs.probe(server) == costs.Server()
+    with pytest.raises(CheckFailed, match="is this server vLLM"):
+        endpoint.Endpoint("http://strix", "any")._read_json(io.BytesIO(b"[]"))
 
 
 def test_this_machine_is_asked_without_a_proxy(monkeypatch):

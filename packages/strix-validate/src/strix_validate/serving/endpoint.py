@@ -125,8 +125,11 @@ class Endpoint:
         with self.post(path, body, limit) as answer, _convert_errors():
             return self._read_json(answer)
 
-    def _read_json(self, answer: Any) -> Any:
-        return json.loads(limits.read_response(answer, self.url))
+    def _read_json(self, answer: Any) -> dict:
+        value = json.loads(limits.read_response(answer, self.url))
+        if not isinstance(value, dict):
+            raise CheckFailed(f"{self.url} sent JSON that is no object: is this server vLLM?")
+        return value
 
     def metrics(self) -> str:
         """Return the server's counters in Prometheus' format; empty if it has none."""
