@@ -81,10 +81,14 @@ def test_plots_are_written(tmp_path):
     assert list(plots.figures(make(FAILED))) == []
 
 
-def test_plots_of_two_tiers_fit_into_one_folder(tmp_path):
+def test_plots_of_two_tiers_fit_into_one_folder(tmp_path, monkeypatch):
+    record = make(*benchmarks())
+    monkeypatch.setattr(
+        terminal, "run", lambda names, *_: record.model_copy(update={"command": names})
+    )
     for tier in ("bench", "serve"):
-        record = make(*benchmarks()).model_copy(update={"command": [tier]})
-        terminal._write_plots(record, tmp_path, Console(quiet=True))
+        done = CliRunner().invoke(cli.app, [tier, "--plots", str(tmp_path)])
+        assert done.exit_code == 0, done.output
     names = {file.stem for file in tmp_path.iterdir()}
     assert names == {"bench-1", "bench-2", "serve-1", "serve-2"}
 

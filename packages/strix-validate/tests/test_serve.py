@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,11 +300,13 @@ def test_the_tokenizer_of_a_served_folder_is_in_the_folder(monkeypatch, tmp_path
     server = SimpleNamespace(endpoint=endpoint.Endpoint("http://127.0.0.1:9", "tiny"))
     session = SimpleNamespace(need_vllm=lambda: None, server=server)
     folder = str(tmp_path)
+    monkeypatch.setattr(serve, "ServerSession", lambda *_, **__: nullcontext(session))
     for options in (
         RunOptions(device="cuda", model=folder),
         RunOptions(url="http://127.0.0.1:9", model="Qwen/Qwen3-8B"),
     ):
-        serve._judge_users_server("url-bench", session, [], options)
+        (result,) = serve.run([Check("serve/url-bench")], options)
+        assert result.state is State.PASSED, result.reason
     assert calls == [("tiny", folder), ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")]
 
 
@@ -316,9 +319,20 @@ def test_an_environment_that_is_not_active_has_its_own_vllm(bench, monkeypatch, 
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1/"])
-def test_vllm_bench_serve_adds_v1_itself(url, tmp_path):
-    flags = speed._bench_flags(endpoint.Endpoint(url, "any"), "", tmp_path)
-    assert flags[flags.index("--base-url") + 1] == "http://127.0.0.1:9"
+def test_vllm_bench_serve_adds_v1_itself(url, monkeypatch):
+    commands = []
+
+    def execute(command, **options):
+        del options
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr="")
+
+    monkeypatch.setattr(speed, "subprocess", SimpleNamespace(run=execute))
+    monkeypatch.setattr(speed, "shutil", SimpleNamespace(which=lambda name, path=None: name))
+    with pytest.raises(CheckFailed, match="ended with status 1"):
+        speed.bench_serve(endpoint.Endpoint(url, "any"))
+    (command,) = commands
+    assert command[command.index("--base-url") + 1] == "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize(

@@ -352,12 +352,11 @@ def test_drafts_that_are_wrong_alike_pass_alone(judged):
 
 def test_a_server_of_another_api_costs_what_others_do(monkeypatch):
     """Some servers list their models as an array, which must not end the estimate of costs."""
-    response = contextlib.nullcontext(io.BytesIO(b"[]"))
-    monkeypatch.setattr(endpoint, "open_url", lambda *_: response)
+    monkeypatch.setattr(endpoint, "open_url", lambda *_: io.BytesIO(b"[]"))
     server = endpoint.Endpoint("http://strix", "any")
     assert costs.probe(server) == costs.Server()
     with pytest.raises(CheckFailed, match="is this server vLLM"):
-        endpoint.Endpoint("http://strix", "any")._read_json(io.BytesIO(b"[]"))
+        server.context()
 
 
 def test_this_machine_is_asked_without_a_proxy(monkeypatch):
