@@ -132,7 +132,7 @@ def test_each_set_of_the_triton_packages(
     )
     monkeypatch.setattr(kernel_packages, "SHIPPING", (package,))
     monkeypatch.setattr(kernel_packages, "defer", lambda build, dtype: (build, dtype))
-    calls = kernel_packages._list_calls("triton-packages", set_name, "")
+    calls = kernel_packages.list_calls("triton-packages", set_name, "")
     assert calls == package.SHIPPED[shipped]
 
 

@@ -194,7 +194,7 @@ def _list_shipped_calls(set_name: str) -> list[DeferredCall]:
     return calls
 
 
-def _list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
+def list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
     """Return the calls of a library that are in a set; `source` is vLLM's folder."""
     if library == "flash-attn":
         return list(FLASH_SETS[set_name]())
@@ -206,7 +206,7 @@ def _list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
 
 
 def _make_package(library: str, set_name: str, folder: str, source: str = "") -> None:
-    calls = _list_calls(library, set_name, source)
+    calls = list_calls(library, set_name, source)
     done = 0
 
     def progress(answers: Sequence[CallAnswer]) -> None:
