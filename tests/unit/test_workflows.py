@@ -243,6 +243,13 @@ def test_no_step_works_past_the_driver() -> None:
     assert [job for job, lines in read_scripts() if not any(map(allowed.match, lines))] == []
 
 
+def test_a_pipe_fails_if_its_first_program_fails() -> None:
+    """Each script with a pipe sets pipefail, because GitHub's default shell is `bash -e`."""
+    for job, lines in read_scripts():
+        has_pipe = any(re.search(r" \| tee ", line) for line in lines)
+        assert not has_pipe or lines[0] == "set -o pipefail", job
+
+
 def test_a_job_ends_in_time_and_saves_what_it_has() -> None:
     """A build ends before the time of its job is up, so that later steps can save its results.
 
