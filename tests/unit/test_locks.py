@@ -7,6 +7,7 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import rattler
@@ -24,6 +25,7 @@ from forge.envs import lockfile
 from forge.envs.manifest import Manifest, match_spec
 from forge.envs.workspace import Workspace
 from forge.errors import ForgeError
+from forge.files import write_text
 
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
 MANIFEST = CHECKOUT / "pixi.toml"
@@ -296,10 +298,12 @@ def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     )
 
 
-def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The variant gpu_arch changes the GPU in a stack's platform and in the names of its kernels.
 
-    The default is gfx1151.
+    The default is gfx1151. No package of kernels counts as left out.
     """
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
     shutil.copytree(CHECKOUT / "recipes/bases", tmp_path / "recipes/bases")
@@ -325,6 +329,36 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(tmp_path: Path) -> None
         changed = texts["gfx1150", manifest]
         assert "gfx1151" not in changed
         assert changed == default.replace("gfx1151", "gfx1150")
+    assert "left out" not in capsys.readouterr().out
+    variants_file = tmp_path / "variants.yaml"
+    variants_file.write_text(variants_file.read_text().replace("gfx1151", "gfx1152"))
+    stack = Stack(Context(BaseName.CONDA_FORGE, root=tmp_path), "attention")
+    stack.write(PUBLISHED)
+    assert "flash-attn-kernels-gfx1152" in (stack.copy.folder / "pixi.toml").read_text()
+
+
+def test_a_package_that_is_left_out_is_named_with_its_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the host base, packages without a build are left out, also kernels for another GPU.
+
+    `forge build` takes the names of recipes, so a message names the recipe of the package.
+    """
+    for name in ("variants.yaml", "recipes", "stacks"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    write_text(tmp_path / "build/host-base/noarch/repodata.json", "{}")
+    ctx = Context(BaseName.HOST, variants=["gpu_arch=gfx1150"], root=tmp_path)
+    ours = ["strix-emulate-hip", "flash-attn-kernels-gfx1150", "pytorch"]
+    recipes = SimpleNamespace(owner=dict.fromkeys(ours, "a recipe"))
+    built = SimpleNamespace(name="pytorch", build="hostbound_0")
+    monkeypatch.setattr(Context, "recipes", recipes)
+    monkeypatch.setattr(ctx.channel, "records", lambda: [built])
+    Stack(ctx, "attention").write(None)
+    printed = capsys.readouterr().out
+    assert re.findall(r"left out (\S+): .*\(forge build (\S+) ", printed) == [
+        ("flash-attn-kernels-gfx1151", "flash-attn-kernels-gfx1151"),
+        ("strix-emulate-hip", "strix-emulate"),
+    ]
 
 
 @pytest.mark.parametrize(

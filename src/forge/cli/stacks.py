@@ -28,8 +28,12 @@ from forge.envs.workspace import LockedInPart, Workspace
 from forge.errors import ForgeError
 from forge.files import hold, move_whole, write_text
 from forge.recipes.recipe import parse_package_name
+from forge.recipes.verify import find_recipe
 
 app = typer.Typer()
+# The GPU that the manifests of stacks name, and a pattern of every GPU's name.
+GPU = "gfx1151"
+ANY_GPU = re.compile("gfx[0-9a-f]+")
 
 Name = Annotated[
     str,
@@ -103,25 +107,36 @@ class Stack:
             CONDA_FORGE: base_channel,
         }
         python = ctx.base.overrides.get("python", [""])[0]
-        gpu_arch = ctx.base.overrides.get("gpu_arch", ["gfx1151"])[0]
         text = self.manifest.localize(channels, unbuilt, python)
-        text = text.replace("gfx1151", gpu_arch)
+        text = text.replace(GPU, self._find_gpu())
         write_text(self.copy.folder / "pixi.toml", text)
         self.print_left_out()
+
+    def _find_gpu(self) -> str:
+        """Return the GPU that the variant `gpu_arch` names."""
+        values = self.ctx.base.variants.get("gpu_arch") or [GPU]
+        return str(values[0])
 
     def _find_unbuilt(self) -> set[str]:
         """Return our packages that the stack names but channel/ lacks; none on conda-forge."""
         if not self.ctx.hostbase:
             return set()
-        ours = _list_packages(self.manifest) & self.ctx.recipes.owner.keys()
-        built = {record.name for record in self.ctx.channel.records()}
-        return ours - built
+        unbuilt = self.ctx.recipes.owner.keys() - {
+            record.name for record in self.ctx.channel.records()
+        }
+        gpu = self._find_gpu()
+        return {name for name in _list_packages(self.manifest) if name.replace(GPU, gpu) in unbuilt}
 
     def print_left_out(self) -> None:
-        """Print the packages that the stack names but its copy does not."""
-        left_out = _list_packages(self.manifest) - _list_packages(self.copy.manifest)
-        for name in sorted(left_out):
-            out.print(f"left out {name}: the channel lacks it (forge build {name} prints why)")
+        """Print the packages that the stack names but its copy does not, not even for another GPU.
+
+        The name of a package may differ from that of its recipe, which `forge build` takes.
+        """
+        present = {ANY_GPU.sub(GPU, name) for name in _list_packages(self.copy.manifest)}
+        for name in sorted(_list_packages(self.manifest) - present):
+            recipe_file = find_recipe(name, self.ctx.project)
+            recipe = recipe_file.parent.name if recipe_file else name
+            out.print(f"left out {name}: the channel lacks it (forge build {recipe} prints why)")
 
     @contextmanager
     def locking(self) -> Iterator[Path]:

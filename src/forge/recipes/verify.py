@@ -77,7 +77,7 @@ def _verify_files(package: Package, verdict: Verdict) -> None:
 
 def _verify_recipe(package: Package, project: Project, verdict: Verdict) -> None:
     """Compare a package with the recipe that yields it."""
-    recipe_file = _find_recipe(str(package.index["name"]), project)
+    recipe_file = find_recipe(str(package.index["name"]), project)
     if not recipe_file:
         verdict.not_compared = "no recipe of this checkout yields this package"
         return
@@ -126,7 +126,7 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
         yield Project.at(root)
 
 
-def _find_recipe(package: str, project: Project) -> Path | None:
+def find_recipe(package: str, project: Project) -> Path | None:
     """Return the recipe.yaml that yields a package, by the package's name."""
     for path in sorted(project.root.glob("recipes/*/recipe.yaml")):
         for name in list_packages(path):
