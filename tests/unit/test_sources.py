@@ -153,7 +153,17 @@ def test_certificates_that_cannot_be_read(index: Index) -> None:
         index.fetch()
 
 
-def test_a_server_proves_who_it_is(index: Index) -> None:
+def test_proxy(index: Index) -> None:
+    """As in pip, a proxy may have no scheme. A proxy that cannot be used is named."""
+    index.settings["proxy"] = "127.0.0.1:9"
+    with pytest.raises(NotAttempted, match="pip's index offers no demo"):
+        index.fetch()
+    index.settings["proxy"] = "socks4://127.0.0.1:9"
+    with pytest.raises(ForgeError, match="the proxy of pip or of the environment cannot be used"):
+        index.fetch()
+
+
+def test_a_server_proves_who_it_is(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip or the system has to know a server's certificate, unless pip trusts the server."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([])
@@ -177,7 +187,8 @@ def test_a_server_proves_who_it_is(index: Index) -> None:
         index.settings["index-url"] = f"{url}/simple"
         with pytest.raises(NotAttempted, match="CERTIFICATE_VERIFY_FAILED"):
             index.fetch()
-        for allowed in ({"cert": str(ca)}, {"trusted-host": "127.0.0.1"}):
+        monkeypatch.setenv("HOME", str(index.folder))
+        for allowed in ({"cert": str(ca)}, {"cert": "~/ca.pem"}, {"trusted-host": "127.0.0.1"}):
             shutil.rmtree(index.folder / "build", ignore_errors=True)
             index.settings = {"index-url": f"{url}/simple", **allowed}
             assert index.fetch() == "a wheel of another system"

@@ -144,15 +144,25 @@ class Downloader:
         words = {key: value.split() for key, value in settings.items()}
         index_urls = words.get("index-url", [])
         extra_urls = words.get("extra-index-url", [])
-        self.client = Client(
-            trusted_hosts=words.get("trusted-host", []),
-            verify=_load_certificates(settings),
-            cert=settings.get("client-cert"),
-            proxy=settings.get("proxy"),
-            auth=MultiDomainBasicAuth(prompting=False, index_urls=[*index_urls, *extra_urls]),
-            follow_redirects=True,
-            event_hooks={"response": [PacedBody]},
-        )
+        proxy = settings.get("proxy")
+        if proxy and "://" not in proxy:  # pip also accepts HOST:PORT
+            proxy = f"http://{proxy}"
+        client_certificate = settings.get("client-cert")
+        if client_certificate:
+            client_certificate = str(Path(client_certificate).expanduser())
+        try:
+            self.client = Client(
+                trusted_hosts=words.get("trusted-host", []),
+                verify=_load_certificates(settings),
+                cert=client_certificate,
+                proxy=proxy,
+                auth=MultiDomainBasicAuth(prompting=False, index_urls=[*index_urls, *extra_urls]),
+                follow_redirects=True,
+                event_hooks={"response": [PacedBody]},
+            )
+        except (ValueError, ImportError) as error:  # for example, socks5:// without socksio
+            reason = f"the proxy of pip or of the environment cannot be used: {error}"
+            raise ForgeError(reason) from None
         # If no index is given, unearth uses PyPI.
         self._finder = PackageFinder(
             self.client,
@@ -250,7 +260,7 @@ def _load_certificates(settings: dict[str, str]) -> ssl.SSLContext | bool:
     if not bundle:
         return True
     try:
-        return ssl.create_default_context(cafile=bundle)
+        return ssl.create_default_context(cafile=Path(bundle).expanduser())
     except OSError as error:
         raise ForgeError(f"cannot read pip's certificates {bundle}: {error}") from None
 
