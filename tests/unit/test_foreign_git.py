@@ -376,3 +376,18 @@ def test_a_server(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{bare.parent}/.insteadOf")
         with pytest.raises(NotAttempted, match="transport 'file' not allowed"):
             git.list_tags(URL)
+
+
+def test_every_value_of_a_mirror_counts(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror may stand for several addresses. A name without a value is true, as for git."""
+    file = hostile.folder / "user's configuration"
+    file.write_text(
+        '[url "http://mirror.invalid/"]\n'
+        "insteadOf = https://upstream.invalid/\ninsteadOf = git://upstream.invalid/\n"
+        "[http]\nsslVerify\n"
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(file))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    with pytest.raises(NotAttempted, match=r"mirror\.invalid"):
+        git.list_tags(URL)
+    assert ("http.sslverify", "true") in git._network_settings()

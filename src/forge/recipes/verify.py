@@ -104,10 +104,10 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
     # safe.directory is set because the clone has to work for any owner of the repository, as the
     # rev-parse above does.
     clean = environment(
-        {
-            "protocol.file.allow": "always",
-            "safe.directory": "*",
-        }
+        [
+            ("protocol.file.allow", "always"),
+            ("safe.directory", "*"),
+        ]
     )
     with scratch(project.build) as folder:
         root = Path(folder, "checkout")

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,6 +34,8 @@ SETTINGS = {
 # The settings of the user that are used for a fetch: proxies, certificates and mirrors.
 NETWORK_SETTING = re.compile(r"(http|url)\.", re.I)
 CERTIFICATES = ("GIT_SSL_CAINFO", "GIT_SSL_CAPATH")
+# Names of settings with their values. A name may occur several times.
+Settings = Iterable[tuple[str, str]]
 VARIABLES = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -44,7 +46,7 @@ VARIABLES = {
 }
 
 
-def environment(settings: dict[str, str] | None = None) -> dict[str, str]:
+def environment(settings: Settings = ()) -> dict[str, str]:
     """Return environment variables with which git uses no configuration except SETTINGS.
 
     Args:
@@ -57,7 +59,7 @@ def environment(settings: dict[str, str] | None = None) -> dict[str, str]:
         if not name.startswith("GIT_") or name in CERTIFICATES
     }
     variables |= VARIABLES
-    pairs = [*(settings or {}).items(), *SETTINGS.items()]
+    pairs = [*settings, *SETTINGS.items()]
     for number, (key, value) in enumerate(pairs):
         variables[f"GIT_CONFIG_KEY_{number}"] = key
         variables[f"GIT_CONFIG_VALUE_{number}"] = value
@@ -165,27 +167,30 @@ def _find_objects(repository: Path) -> Path:
 
 def _copy(view: Path, commit: str, repository: Path) -> None:
     """Fetch a commit from a view into a repository. git checks the hash of every object."""
-    settings = {"protocol.file.allow": "always"}
+    settings = [("protocol.file.allow", "always")]
     _git(repository, *FETCH, view.as_uri(), f"{commit}:{BRANCH}", settings=settings)
 
 
-def _network_settings() -> dict[str, str]:
+def _network_settings() -> Settings:
     """Return the settings for a fetch from a server, including the user's network settings."""
     variables = dict(os.environ)
     variables.pop("GIT_DIR", None)
-    settings = {}
+    settings = []
     for entry in _run(["git", "config", "--list", "-z"], variables).split("\0"):
-        key, _, value = entry.partition("\n")
+        key, newline, value = entry.partition("\n")
         if NETWORK_SETTING.match(key):
-            settings[key] = value
-    settings["http.lowSpeedLimit"] = str(LOWEST_RATE)
-    settings["http.lowSpeedTime"] = str(patience())
-    settings["protocol.http.allow"] = "always"
-    settings["protocol.https.allow"] = "always"
-    return settings
+            # In a configuration file, a name without `=` is true. An empty value is false.
+            settings.append((key, value if newline else "true"))
+    return [
+        *settings,
+        ("http.lowSpeedLimit", str(LOWEST_RATE)),
+        ("http.lowSpeedTime", str(patience())),
+        ("protocol.http.allow", "always"),
+        ("protocol.https.allow", "always"),
+    ]
 
 
-def _git(repository: Path | None, *words: str, settings: dict[str, str] | None = None) -> str:
+def _git(repository: Path | None, *words: str, settings: Settings = ()) -> str:
     """Run git in a repository that this module has made, or in none, and return the output."""
     command = ["git"]
     if repository and words[0] != "init":
