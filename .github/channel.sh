@@ -57,15 +57,20 @@ fetch() {
         cut -d'"' -f4 | while read -r part; do rm -f "$folder/$part"; done
 }
 
-# send_missing PART FILE...: upload the files that the release lacks. Other files are not uploaded again, because
-# published files never change.
+# send_missing PART FILE...: upload the packages or the list that the release lacks, and before them the notes on the
+# packages. Other packages are not uploaded again, because published files never change. A note replaces an older one:
+# if an earlier run was interrupted after the notes, its packages were never published, and the notes are on other files.
 send_missing() {
-    local part=$1 present file missing=()
+    local part=$1 present file note missing=() missing_notes=()
     shift
     present=$(files "$part")
     for file; do
-        grep -qxF "${file##*/}" <<<"$present" || missing+=("$file")
+        grep -qxF "${file##*/}" <<<"$present" && continue
+        missing+=("$file")
+        note=$notes/$(basename "$file" .conda).json
+        [[ ! -e $note ]] || missing_notes+=("$note")
     done
+    [[ ${#missing_notes[@]} = 0 ]] || gh release upload "$name/forge" --clobber "${missing_notes[@]}"
     [[ ${#missing[@]} = 0 ]] || gh release upload "$name/$part" --clobber "${missing[@]}"
 }
 
@@ -81,7 +86,6 @@ send() {
     send_missing forge "$folder/withdrawn.json"
     gh release download "$name/forge" --pattern withdrawn.json --output - | cmp -s - "$folder/withdrawn.json" ||
         gh release upload "$name/forge" --clobber "$folder/withdrawn.json"
-    send_missing forge "$notes"/*.json
     for part in linux-64 noarch; do
         send_missing "$part" "$folder/$part"/*.conda
     done

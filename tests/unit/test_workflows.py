@@ -2,6 +2,7 @@
 """The workflows for GitHub are linted, pinned and without secrets. Their commands exist."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ import yaml
 from support.commands import is_accepted
 from support.project import CHECKOUT, RECIPES, STACKS, module
 
+from forge.files import write_text
 from forge.recipes.plan import RecipeSet
 
 GITHUB = CHECKOUT / ".github"
@@ -241,6 +243,45 @@ def test_no_step_works_past_the_driver() -> None:
         r"|find \. -newer |sha256sum channel/|packages/strix-emulate/suites/debian\.sh "
     )
     assert [job for job, lines in read_scripts() if not any(map(allowed.match, lines))] == []
+
+
+def test_a_package_is_sent_with_its_own_note(tmp_path: Path) -> None:
+    """A note of a package that never arrived is replaced, and no other note.
+
+    An interrupted run may have sent the note on a package whose bytes differ from the new ones.
+    """
+    releases = tmp_path / "releases/untested"
+    for part, names in {"forge": ["a", "b"], "linux-64": ["b"], "noarch": []}.items():
+        write_text(releases / part / ".notes", "")
+        for name in names:
+            extension = "json" if part == "forge" else "conda"
+            write_text(releases / part / f"{name}-1-h_0.{extension}", "published")
+    for name in ("a", "b"):
+        write_text(tmp_path / f"channel/linux-64/{name}-1-h_0.conda", "new")
+        write_text(tmp_path / f"notes/{name}-1-h_0.json", "new")
+    write_text(tmp_path / "channel/withdrawn.json", "{}")
+    for subdir in ("linux-64", "noarch"):
+        for form in ("_from_packages.json", ".json", ".json.zst"):
+            write_text(tmp_path / "channel" / subdir / f"repodata{form}", "{}")
+    gh = tmp_path / "bin/gh"
+    write_text(gh, f'#!/bin/sh\nexec {sys.executable} {CHECKOUT}/tests/support/mock_gh.py "$@"\n')
+    gh.chmod(0o755)
+    environment = {
+        "PATH": f"{gh.parent}:{os.environ['PATH']}",
+        "GITHUB_REPOSITORY": "someone/strix-forge",
+        "GH_TOKEN": "token",
+        "RELEASES": str(releases.parent),
+        "HOLD": str(tmp_path),
+    }
+    command = [GITHUB / "channel.sh", "send", "untested", "channel", "notes"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    sent = {path.name: path.read_text() for path in releases.rglob("[ab]-*")}
+    assert sent == {
+        "a-1-h_0.conda": "new",
+        "a-1-h_0.json": "new",
+        "b-1-h_0.conda": "published",
+        "b-1-h_0.json": "published",
+    }
 
 
 def test_a_pipe_fails_if_its_first_program_fails() -> None:
