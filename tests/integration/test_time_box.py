@@ -14,9 +14,11 @@ from support.commands import expect_error
 from support.project import MiniProject, processes_in
 from support.recipe_checks import RECIPES
 
+from forge.building import jobs
 from forge.building.jobs import resume
 from forge.cli.time_box import NOT_FINISHED, TimeUp, parse_duration, time_box
 from forge.errors import ForgeError
+from forge.files import write_text
 
 # Lines of a script that send the timer's signal to the driver. The engine is the leader of the
 # script's session, and the driver is the engine's parent.
@@ -293,3 +295,19 @@ def test_what_stays_of_a_stopped_build(is_same: bool, tmp_path: Path) -> None:
         assert names == {"done-0", "linux-64/a-py312_0.conda", "stopped/.done-prepare"}
     else:
         assert names == set()
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_run_that_is_stopped_before_its_script(has_begun: bool, tmp_path: Path) -> None:
+    """The tree of a stopped run survives a run that is stopped before its script takes the tree.
+
+    The script moves the tree, so a tree that is left after that may be incomplete.
+    """
+    job = {"action": "build"}
+    for name in ("job.json", "stopped/.done-prepare"):
+        write_text(tmp_path / name, json.dumps(job))
+    if has_begun:
+        write_text(tmp_path / "bld/rattler-build_a/work/conda_build.sh", "")
+    jobs._mark_stopped(tmp_path)
+    resume(tmp_path, job)
+    assert (tmp_path / "stopped/.done-prepare").exists() != has_begun

@@ -28,6 +28,10 @@ from forge.project import DONE, FAILED, FORGE_CACHE, STOPPED, WORK_FOLDERS, Proj
 
 # recipes/checks/stages.sh creates a file of this pattern for each stage that has finished.
 MARKS = "bld/*/work/.done-*"
+# rattler-build writes this file before it runs the script of an output.
+SCRIPTS = "bld/*/work/conda_build.sh"
+# The folder in which stages.sh finds the work tree of a run that was stopped.
+STOPPED_TREE = "stopped"
 # Number of polls between two searches for processes that a script has left running.
 POLLS_PER_SEARCH = 50
 TAIL_LINES = 40
@@ -142,6 +146,9 @@ def _wait(
 def _mark_stopped(output: Path) -> None:
     """Rename the job's file to STOPPED if the next run can continue the job."""
     marks = [*output.glob(MARKS), *output.glob(f"{DONE}*")]
+    # Until the script begins, the tree of an earlier run that was stopped is as `resume` left it.
+    if not any(output.glob(SCRIPTS)):
+        marks += output.glob(STOPPED_TREE)
     if marks:
         (output / "job.json").rename(output / STOPPED)
 
@@ -206,7 +213,8 @@ def resume(output: Path, job: Job) -> None:
         return
     stopped.unlink()
     if trees:
-        trees[0].rename(output / "stopped")
+        shutil.rmtree(output / STOPPED_TREE, ignore_errors=True)
+        trees[0].rename(output / STOPPED_TREE)
     for name in WORK_FOLDERS:
         shutil.rmtree(output / name, ignore_errors=True)
     complete: set[str] = set()
