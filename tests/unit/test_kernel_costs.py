@@ -4,6 +4,7 @@
 import copy
 import csv
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,12 +187,19 @@ def test_the_page_is_current_and_says_so_if_not() -> None:
         kernel_tables.with_tables(text.replace("## vllm-kernels-gfx1151", "## another"), lists)
 
 
-def write_channel(folder: Path, *kernels: dict) -> Path:
-    """Write a channel with one package of kernels."""
+def write_channel(folder: Path, *kernels: dict, build: int = 0) -> Path:
+    """Write a package of kernels into a channel."""
     name = "some-kernels-gfx1151"
     content = write_package(folder / "list", *kernels).read_bytes()
     member = conda_packages.file(f"share/triton-kernels/{name}/kernels.json", content)
-    conda_packages.package(folder / "noarch", [member], name)
+    conda_packages.package(
+        folder / "noarch",
+        [member],
+        name,
+        dist=f"{name}-1-{build}",
+        build=str(build),
+        build_number=build,
+    )
     return folder
 
 
@@ -203,6 +211,12 @@ def test_two_channels_are_compared(tmp_path: Path) -> None:
     assert "some-kernels-gfx1151: some-kernels-gfx1151-1-0.conda and" in done.stdout
     assert "scratch 0 -> 64" in done.stdout
     assert drive(CHECKOUT, "compare", str(new), str(old)).returncode == 0
+    # The newest build counts, and not the file that was copied last.
+    write_channel(new, KERNEL, build=10)
+    (file,) = new.glob("*/*-1-10.conda")
+    os.utime(file, (0, 0))
+    write_channel(new, change_cost(scratch=64), build=9)
+    assert drive(CHECKOUT, "compare", str(old), str(new)).returncode == 0
 
 
 def test_channels_without_kernels(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rattler import Version
 from typer import Argument, Option
 
 from forge.channel import PublishedChannel, read_validated, require_untested_name
@@ -218,14 +219,22 @@ def compare(context: typer.Context, old: Channels, new: Channels) -> None:
 
 
 def _find_kernel_packages(channel: Path) -> dict[str, Package]:
-    """Return the packages of kernels in a channel's folder, by name: the newest file of each."""
-    files = list(channel.glob("*/*-kernels-*.conda"))
-    files.sort(key=lambda file: file.stat().st_mtime)
-    packages = {}
-    for file in files:
+    """Return the packages of kernels in a channel's folder, by name: the newest build of each.
+
+    As for solvers, this is the build with the highest version and build number. The times of files
+    do not count, because copies and downloads change them.
+    """
+    packages: dict[str, Package] = {}
+    for file in channel.glob("*/*-kernels-*.conda"):
         package = Package(file)
-        packages[str(package.index["name"])] = package
+        name = str(package.index["name"])
+        if name not in packages or _build_order(packages[name]) < _build_order(package):
+            packages[name] = package
     return packages
+
+
+def _build_order(package: Package) -> tuple[Version, int]:
+    return Version(str(package.index["version"])), int(package.index["build_number"])
 
 
 def _unpack_kernel_list(package: Package) -> Path:
