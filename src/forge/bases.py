@@ -190,7 +190,8 @@ def _choose_pythons(requested: list[str], variants: VariantConfig, is_host: bool
     major, minor = sys.version_info[:2]
     if requested:
         reason = f"the host base has only the Python that runs forge, {major}.{minor}"
-        raise ForgeError(f"--variant python: {reason}; set FORGE_PYTHON_BIN to use another one")
+        advice = "to use another one, set FORGE_NO_PIXI=1, and FORGE_PYTHON_BIN to its executable"
+        raise ForgeError(f"--variant python: {reason}; {advice}")
     return [f"{major}.{minor}.* *_cpython"]
 
 

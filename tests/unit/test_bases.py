@@ -102,7 +102,7 @@ def test_a_python_that_cannot_be_had() -> None:
         bases.load(PROJECT, "conda-forge", {"python": ["9" * 5000]})
     with pytest.raises(ForgeError, match="--variant python: Invalid version: 'new'; write"):
         bases.load(PROJECT, "conda-forge", {"python": ["new"]})
-    with pytest.raises(ForgeError, match="only the Python that runs forge.*FORGE_PYTHON"):
+    with pytest.raises(ForgeError, match="Python that runs.*FORGE_NO_PIXI=1.*FORGE_PYTHON"):
         bases.load(PROJECT, "host", {"python": ["3.13"]})
 
 
