@@ -184,6 +184,12 @@ def test_an_untested_channel_is_called_so(project: MiniProject, source: Source) 
     done = project.forge("publish", "--untested", "--to", str(untested), **variables)
     assert "1 packages added, untested: no GPU ran them" in done.stdout
     require_whole(untested)
+    indexes = {path: path.read_bytes() for path in project.channel.glob("*/repodata.json")}
+    source.make("beta")
+    for path, index in indexes.items():
+        path.write_bytes(index)
+    done = project.forge("publish", "--untested", "--to", str(untested), **variables)
+    assert "1 packages added" in done.stdout and "beta-1.0" in done.stdout
 
 
 def test_a_gpl_library_under_its_licence_is_admitted(source: Source, target: Path) -> None:

@@ -110,8 +110,8 @@ def _publish_all(
         untested: Whether no GPU has run the packages.
     """
     with ctx.project.lock():
-        if not ctx.channel.is_indexed():  # packages copied from another machine have no index
-            ctx.channel.index()
+        if not ctx.channel.is_indexed() or ctx.channel.find_unlisted():
+            ctx.channel.index()  # packages that were copied from another machine are in no index
         added = PublishedChannel(folder).publish(ctx.channel, digests)
     for name in added:
         out.print(f"{folder}: added {name}")

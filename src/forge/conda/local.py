@@ -175,6 +175,11 @@ class LocalChannel:
         """Return whether each subdir has an index. Solvers refuse a channel without one."""
         return all((self.folder / subdir / "repodata.json").exists() for subdir in SUBDIRS)
 
+    def find_unlisted(self) -> set[Path]:
+        """Return the package files that the index does not list."""
+        listed = {self.path(record) for record in self.records()}
+        return set(self.folder.glob("*/[!.]*.conda")) - listed
+
     def is_host_bound(self) -> bool | None:
         """Return whether the packages are host-bound; None if the index is empty or damaged."""
         with contextlib.suppress(ForgeError):
