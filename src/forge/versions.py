@@ -207,12 +207,17 @@ def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> It
             ARG, it names our package of which the ARG states the version.
         release: A release of the recipe's upstream.
         tree: The files of that release.
+
+    Raises:
+        ForgeError: No recipe yields a package that `extra.built_with` names.
     """
     for name, packages in recipe.extra["built_with"].items():
         file = tree / name
         text = read_text(file) if file.exists() else ""
         stated = dict(ARGUMENT.findall(text))
         for argument, package in packages.items():
+            if package not in recipes.owner:
+                raise ForgeError(f"no recipe yields {package}, which extra.built_with names")
             ours = recipes.recipes[recipes.owner[package]].version
             upstream = stated.get(argument, "nothing")
             conjunction = "and" if upstream == ours else "but"

@@ -361,6 +361,17 @@ def test_a_file_that_a_release_no_longer_has(world: World) -> None:
     assert line in world.next_set()
 
 
+def test_a_package_that_no_recipe_yields(world: World) -> None:
+    """A wrong name in `extra.built_with` is reported in one line, and the command goes on."""
+    add_paired(world, STATED.format("1.0"))
+    file = world.root / "recipes/paired/recipe.yaml"
+    file.write_text(file.read_text().replace("WHEELS_TAG: wheels", "WHEELS_TAG: weels"))
+    assert world.next_set()[1:] == [
+        "cannot read the versions that paired 2.0 is built with: "
+        "no recipe yields weels, which extra.built_with names"
+    ]
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut", "no archive"])
 def test_a_newest_release_that_cannot_be_read(world: World, damage: str) -> None:
     """A newest release that cannot be read is reported in one line, and the command goes on."""
