@@ -158,6 +158,7 @@ def test_with_pixi_the_commands_are_pixis(app: MiniProject, tmp_path: Path) -> N
     pixi.chmod(0o755)
     path = f"{tmp_path}:{app.environment['PATH']}"
     copy = get_lock(app).with_name("pixi.toml")
+    (copy.parent / ".pixi/envs/default/conda-meta").mkdir(parents=True, exist_ok=True)
     for words, expected in (
         (["lock", "app"], ["lock"]),
         (["install", "app", "-e", "more"], ["install", "--locked", "-e", "more"]),

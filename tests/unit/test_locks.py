@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -18,6 +19,7 @@ from rattler.exceptions import SolverError
 from support.project import CHECKOUT
 
 from forge.bases import CONDA_FORGE, PUBLISHED, BaseName
+from forge.cli import stacks
 from forge.cli.context import Context
 from forge.cli.stacks import Stack
 from forge.conda.solve import virtual_packages
@@ -359,6 +361,22 @@ def test_a_package_that_is_left_out_is_named_with_its_recipe(
         ("flash-attn-kernels-gfx1151", "flash-attn-kernels-gfx1151"),
         ("strix-emulate-hip", "strix-emulate"),
     ]
+
+
+def test_pixi_runs_nothing_without_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`forge run` refuses an environment that is not installed, with pixi as without it.
+
+    pixi 0.77 would run the command with the system's Python (`pixi run --as-is`).
+    """
+    (tmp_path / "stacks").symlink_to(CHECKOUT / "stacks")
+    shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
+    monkeypatch.setattr(Stack, "pixi", lambda *_, **__: ["/bin/false"])
+    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail(f"{words} was run"))
+    context = SimpleNamespace(obj=Context(root=tmp_path))
+    with pytest.raises(ForgeError, match="attention is not installed: run forge install attention"):
+        stacks.run(context, "attention", ["true"])
 
 
 @pytest.mark.parametrize(

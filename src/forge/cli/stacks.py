@@ -322,6 +322,8 @@ def run(
 ) -> None:
     """Run a command in an installed environment. If pixi runs it, COMMAND can also be a task."""
     chosen = Stack(context.obj, stack)
+    # With --as-is, pixi would run the command without an environment, with the system's Python.
+    chosen.copy.require_installed(environment)
     command = chosen.pixi("run", "--as-is", "-e", environment, "--", *words)
     if command:
         os.execv(command[0], command)

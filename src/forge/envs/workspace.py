@@ -127,6 +127,16 @@ class Workspace:
         if not self.lock_file.exists():
             raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
 
+    def _words(self, environment: str) -> str:
+        """Return the words that name an environment on the command line of `forge install`."""
+        return self.name if environment == "default" else f"{self.name} -e {environment}"
+
+    def require_installed(self, environment: str) -> None:
+        """Raise ForgeError if an environment has not been installed, not even in part."""
+        if not (self.prefix(environment) / "conda-meta").is_dir():
+            stack = self._words(environment)
+            raise ForgeError(f"stack {stack} is not installed: run forge install {stack}")
+
     def locked(self, environment: str) -> list[RepoDataRecord]:
         """List the locked packages of an environment.
 
@@ -201,15 +211,13 @@ class Workspace:
         Raises:
             ForgeError: The environment is not installed, or does not match the lock.
         """
-        prefix = self.prefix(environment)
-        stack = self.name if environment == "default" else f"{self.name} -e {environment}"
-        if not (prefix / "conda-meta").is_dir():
-            raise ForgeError(f"stack {stack} is not installed: run forge install {stack}")
+        self.require_installed(environment)
         self.require_locked()
+        prefix = self.prefix(environment)
         mark = prefix / INSTALLED_FROM
         if not mark.exists() or mark.read_text() != sha256_file(self.lock_file):
             reason = f"does not match {self.lock_file} (locked again, or not installed completely)"
-            raise ForgeError(f"{prefix} {reason}: run forge install {stack}")
+            raise ForgeError(f"{prefix} {reason}: run forge install {self._words(environment)}")
         variables = ActivationVariables(None, os.get_exec_path())
         script = f"{activate(prefix, variables).script}\nexec {shlex.join(command)}"
         environ = dict(os.environ)
