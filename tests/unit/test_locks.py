@@ -368,15 +368,25 @@ def test_pixi_runs_nothing_without_an_environment(
 ) -> None:
     """`forge run` refuses an environment that is not installed, with pixi as without it.
 
-    pixi 0.77 would run the command with the system's Python (`pixi run --as-is`).
+    pixi 0.77 would run the command with the system's Python (`pixi run --as-is`). In an environment
+    that is installed, Python finds no modules of the driver.
     """
     (tmp_path / "stacks").symlink_to(CHECKOUT / "stacks")
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
     monkeypatch.setattr(Stack, "pixi", lambda *_, **__: ["/bin/false"])
-    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail(f"{words} was run"))
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *words: started.append(words))
+    monkeypatch.setattr(Workspace, "run", lambda *_: None)
+    monkeypatch.setenv("PYTHONPATH", "src")
     context = SimpleNamespace(obj=Context(root=tmp_path))
     with pytest.raises(ForgeError, match="attention is not installed: run forge install attention"):
         stacks.run(context, "attention", ["true"])
+    assert started == []
+    (tmp_path / "build/stacks/attention/.pixi/envs/default/conda-meta").mkdir(parents=True)
+    stacks.run(context, "attention", ["true"])
+    ((program, words, variables),) = started
+    assert (program, words) == ("/bin/false", ["/bin/false"])
+    assert "PATH" in variables and "PYTHONPATH" not in variables
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from forge.cli.context import Context, ForgeCommand, err, make_exit, out
 from forge.conda.location import Location
 from forge.conda.scratch import cache_folder, scratch
 from forge.envs.manifest import Manifest
-from forge.envs.workspace import LockedInPart, Workspace
+from forge.envs.workspace import LockedInPart, Workspace, variables_for_commands
 from forge.errors import ForgeError
 from forge.files import hold, move_whole, write_text
 from forge.recipes.recipe import parse_package_name
@@ -326,5 +326,5 @@ def run(
     chosen.copy.require_installed(environment)
     command = chosen.pixi("run", "--as-is", "-e", environment, "--", *words)
     if command:
-        os.execv(command[0], command)
+        os.execve(command[0], command, variables_for_commands())
     chosen.copy.run(environment, words)

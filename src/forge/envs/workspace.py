@@ -220,11 +220,19 @@ class Workspace:
             raise ForgeError(f"{prefix} {reason}: run forge install {self._words(environment)}")
         variables = ActivationVariables(None, os.get_exec_path())
         script = f"{activate(prefix, variables).script}\nexec {shlex.join(command)}"
-        environ = dict(os.environ)
-        # With these variables, Python would find the caller's modules before the environment's.
-        environ.pop("PYTHONPATH", None)
-        environ.pop("PYTHONHOME", None)
-        os.execvpe("bash", ["bash", "-c", script], environ)
+        os.execvpe("bash", ["bash", "-c", script], variables_for_commands())
+
+
+def variables_for_commands() -> dict[str, str]:
+    """Return the environment variables for a command that runs in an environment.
+
+    PYTHONPATH and PYTHONHOME are left out. With them, Python would find the caller's modules, and
+    those of the driver, before the environment's.
+    """
+    variables = dict(os.environ)
+    variables.pop("PYTHONPATH", None)
+    variables.pop("PYTHONHOME", None)
+    return variables
 
 
 def _yield_unfinished(prefix: Path) -> Iterator[Path]:
