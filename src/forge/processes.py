@@ -14,6 +14,7 @@ from forge.errors import ForgeError
 PROC = Path("/proc")
 POLL_SECONDS = 0.1
 SESSION = "session"  # the file in a job's output folder that has the id of the job's session
+OF_SHELLS = (b"PWD=", b"OLDPWD=", b"_=")  # variables that a shell sets for each command
 GRACE_SECONDS = 30.0  # longest time between SIGTERM and SIGKILL
 GIB_PER_JOB = 2.0  # peak memory of one C++ or HIP compiler process for code such as PyTorch's
 
@@ -89,7 +90,8 @@ def job_processes(session: int, output: Path) -> Iterator[int]:
 
     These are the processes of its session, and all processes with its output folder in their
     environment, because a daemon that a script starts has its own session. Process groups would not
-    help, because ninja starts each compiler in a new group.
+    help, because ninja starts each compiler in a new group. Variables that only name the working
+    folder or the program do not count, because a person may have started an editor in the folder.
 
     Args:
         session: The id of the job's session.
@@ -102,8 +104,13 @@ def job_processes(session: int, output: Path) -> Iterator[int]:
             state, _ = _read_state(entry)
             if process == os.getpid() or state == "Z":
                 continue
-            if os.getsid(process) == session or folder in (entry / "environ").read_bytes():
+            if os.getsid(process) == session:
                 yield process
+                continue
+            for variable in (entry / "environ").read_bytes().split(b"\0"):
+                if folder in variable and not variable.startswith(OF_SHELLS):
+                    yield process
+                    break
 
 
 def find_output_holders(job: int) -> set[int] | None:

@@ -128,6 +128,20 @@ def test_the_end_of_a_job(
     assert (tmp_path / "words").exists() == script.startswith("set -m")
 
 
+@pytest.mark.parametrize(("name", "counts"), [("PREFIX", True), ("PWD", False), ("OLDPWD", False)])
+def test_a_person_works_in_the_folder_of_a_job(name: str, counts: bool, tmp_path: Path) -> None:
+    """A daemon of a job is known by its environment, but not by the folder in which it started.
+
+    A person's editor has this folder in its environment too, and must not be killed.
+    """
+    variables = {name: str(tmp_path / "bld")}
+    with subprocess.Popen(["/bin/sleep", "600"], env=variables) as process:
+        try:
+            assert [*job_processes(-1, tmp_path)] == [process.pid] * counts
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(("gib", "jobs_allowed"), [(64, 8), (7, 3), (1, 1)])
 def test_compilers_share_the_memory(
     gib: int, jobs_allowed: int, monkeypatch: pytest.MonkeyPatch
