@@ -194,6 +194,14 @@ def test_what_is_wrong_in_bfloat16_alone_is_caught(case):
         assert attention.judge_kernels(CHECK, call, expected, answer(tensors)).state is state
 
 
+def test_the_offset_of_gemmas_norm_is_not_rounded():
+    call, expected = make(liger.COMPUTED["rms-norm-gemma"])
+    x = call.tensors["x"].double()
+    rows = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    out = rows * (1 + call.tensors["weight"].double())
+    torch.testing.assert_close(expected(torch.float64)["out"], out, rtol=1e-6, atol=0)
+
+
 def test_a_loss_of_logits_in_16_bits_passes():
     """The bound allows the rounding of logits, which changes weights in a large vocabulary."""
     for name, case in package_checks.in_bfloat16(liger).items():

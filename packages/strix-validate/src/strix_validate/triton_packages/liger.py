@@ -83,7 +83,8 @@ def rms_norm(
     options = {"eps": eps, "offset": offset, "casting": casting}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        a, w, d = _convert(dtype, x, weight + offset, grad)
+        # The kernel adds the offset in float32. In 16 bits, the sum would be rounded.
+        a, w, d = _convert(dtype, x, weight.float() + offset, grad)
         sign = 1.0 if dtype == TERMS else -1.0
         inverse = (x.to(a.dtype).square().mean(-1, keepdim=True) + eps).rsqrt()
         row = a * inverse
