@@ -252,6 +252,16 @@ def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) == planted | untested
 
 
+def test_nan_in_the_place_of_a_token_that_is_left_out_is_caught():
+    call, expected = build_call("temperature-min-p", "a")
+    correct = expected(call.dtype)
+    logits = correct["logits"].masked_fill(correct["kept"] == 0, float("-inf"))
+    for left_out, state in ((float("-inf"), State.PASSED), (float("nan"), State.FAILED)):
+        changed = logits.masked_fill(logits == float("-inf"), left_out)
+        results = sampling._describe_kept(changed)
+        assert compare(CHECK, results, expected, call.dtype).state is state
+
+
 def test_draws_that_follow_another_distribution_are_beyond():
     logits = torch.tensor([0.5, 0.0, -1.0, 1.0])
     generator = torch.Generator().manual_seed(5)

@@ -41,8 +41,11 @@ class _Elsewhere(Tensor):
 
 
 def _describe_kept(logits: Tensor) -> dict[str, Tensor]:
-    """Return which logits are kept, and their values; logits that are not kept are -inf."""
-    is_kept = logits > float("-inf")
+    """Return which logits are kept, and their values; logits that are not kept are -inf.
+
+    NaN counts as kept, so that a comparison finds it.
+    """
+    is_kept = logits != float("-inf")
     return {
         "kept": is_kept.double(),
         "logits": logits.double().masked_fill(~is_kept, 0),
