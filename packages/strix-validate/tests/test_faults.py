@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from strix_validate.attention import behaviour, flash_cases, sdpa
+from strix_validate.attention import behaviour, flash_cases, sdpa, sdpa_pairs
 from strix_validate.attention.sdpa_cases import CASES
 from strix_validate.attention.sdpa_problem import Problem
 from strix_validate.checks import Check, RunOptions, Size, State
@@ -56,6 +56,10 @@ def dropped(q, k, v, dropout_p, is_causal=False, seed=None, shared=False):
     shape = (1, *weights.shape[1:]) if shared else weights.shape
     keep = torch.rand(shape, generator=generator) >= dropout_p
     return ((weights * keep / (1 - dropout_p)) @ v).to(q.dtype)
+
+
+def all_dropped(*args, **options):
+    return attend(*args, **options) * 0
 
 
 BEHAVIOUR = {
@@ -137,6 +141,15 @@ def test_right_dropout_passes(monkeypatch):
     check = Check("sdpa/default/dropout", "", "")
     (result,) = run_each([check], RunOptions(), behaviour.checks())
     assert result.state is State.PASSED, result.reason
+
+
+def test_a_kernel_that_drops_every_weight_is_caught():
+    case = next(case for case in sdpa_pairs.cases() if case.dropout and case.needs == "qkv")
+    problem = Problem(case, torch.float16, "cpu")
+    check = Check(f"sdpa/default/{case.name}-float16", "", "")
+    for route, state in ((attend, State.PASSED), (all_dropped, State.FAILED)):
+        result = sdpa.run_one(check, route, problem)
+        assert result.state is state, result.reason
 
 
 def test_silent_fall_back_to_math_is_caught():

@@ -163,9 +163,11 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
     except Exception as error:  # any other exception is a failure
         return Result(check, State.FAILED, f"{type(error).__name__}: {error}")
     expected = problem.expected
+    wrong_share = ""
     if problem.case.dropout:
         keep = _read_dropout(answer.tensors["out"], problem.case)
         expected = cache(partial(problem.expect, keep=keep))
+        wrong_share = _describe_wrong_share(keep > 0, problem)
     result = _judge(check, answer.tensors, expected, problem)
     if result.state is State.PASSED and answer.again:
         again = _judge(check, answer.again, expected, problem)
@@ -173,7 +175,7 @@ def run_one(check: Check, route: Route, problem: Problem) -> Result:
             result = replace(again, reason=f"second backward: {again.reason}")
     name = check.id.split("/")[1]
     fault = describe_wrong_operator(name, answer.operators)
-    fault = fault or describe_wrong_operator(name, answer.inference_operators)
+    fault = fault or describe_wrong_operator(name, answer.inference_operators) or wrong_share
     measured = result.measured | {"operator": find_backend(answer.operators)}
     if fault:
         return Result(check, State.FAILED, f"{fault}. {result.reason}".strip(), measured)
@@ -270,6 +272,24 @@ def _read_dropout(out: Tensor, case: SdpaCase) -> Tensor:
     """
     is_kept = out[..., : case.seqlen_k] != 0
     return is_kept.cpu().double() / (1 - case.dropout)
+
+
+def _describe_wrong_share(is_kept: Tensor, problem: Problem) -> str:
+    """Return a message if dropout kept too few or too many weights; otherwise "".
+
+    Without this test, a kernel that drops every weight would pass, because the expected results
+    follow from the weights that it kept.
+    """
+    case = problem.case
+    weights = problem.expected(torch.float64)["out"][..., : case.seqlen_k]
+    # Smaller weights, and those of hidden keys, can be zero in the output although they were kept.
+    is_nonzero = weights > torch.finfo(problem.dtype).tiny
+    kept = is_kept[is_nonzero].double()
+    share = kept.mean().item()
+    deviation = (case.dropout * (1 - case.dropout) / kept.numel()) ** 0.5
+    if abs(share - (1 - case.dropout)) < 5 * deviation:
+        return ""
+    return f"{share:.4f} of the weights kept, not {1 - case.dropout}"
 
 
 def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
