@@ -143,6 +143,19 @@ def test_right_dropout_passes(monkeypatch):
     assert result.state is State.PASSED, result.reason
 
 
+def test_the_logsumexp_of_a_backend_that_torch_lacks_is_skipped(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    def fail(*_):
+        raise RuntimeError("USE_FLASH_ATTENTION was not enabled for build.")
+
+    monkeypatch.setitem(sdpa.ROUTES, "flash", refuse)
+    monkeypatch.setitem(behaviour.LSE, "flash", fail)
+    (result,) = run_each([Check("sdpa/flash/lse")], RunOptions(), behaviour.checks())
+    assert result.state is State.SKIPPED, result.reason
+
+
 def test_a_kernel_that_drops_every_weight_is_caught():
     case = next(case for case in sdpa_pairs.cases() if case.dropout and case.needs == "qkv")
     problem = Problem(case, torch.float16, "cpu")
