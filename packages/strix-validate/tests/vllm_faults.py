@@ -45,6 +45,12 @@ SAMPLING = {
         "tl.range(pos * 0)",
         "penalties",
     ),
+    "token before a draft is counted": (
+        f"{_GPU}/sample/penalties.py",
+        "token_ids_ptr + start_idx + prev_pos + 1)",
+        "token_ids_ptr + start_idx + prev_pos)",
+        "penalties",
+    ),
     "prompt's tokens not penalized": (
         f"{_GPU}/sample/penalties.py",
         "prompt_bin_mask | output_bin_mask",

@@ -166,6 +166,8 @@ def penalized(
     tokens = (uniform * 60).int() * 151 % vocabulary
     # The tokens after the kernel's first block differ from the tokens in that block.
     tokens[:, 1024 : prompt - 9] += 7
+    # The drafted tokens differ, so that a kernel which counts another draft is found.
+    drafts = (tokens[3, -1] + torch.arange(len(rows), dtype=torch.int32)) % vocabulary
     prompts = torch.tensor([prompt - 1, prompt, prompt - 9, prompt - 3], dtype=torch.int32)
     tensors = {
         "logits": logits,
@@ -175,7 +177,7 @@ def penalized(
         "prompts": prompts,
         "ends": prompts + generated - 5,
         "local": torch.tensor([0, 1, 2, 0, 0, 0], dtype=torch.int32),
-        "drafts": tokens[3, -1:].expand(len(rows)).clone(),
+        "drafts": drafts,
         "repetition": torch.tensor([1.3, 1.0, 1.0, 1.7]),
         "frequency": torch.tensor([0.0, 0.0, 0.4, 0.3]),
         "presence": torch.tensor([0.0, 0.0, 0.0, -0.6]),
