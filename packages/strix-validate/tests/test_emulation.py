@@ -193,6 +193,15 @@ def test_each_run_has_a_cache_of_its_own(mode, factor, monkeypatch):
     assert (answer.tensors["product"] == torch.full((2, 4), 3.0 * factor)).all()
 
 
+def test_a_clone_in_the_current_folder_is_not_imported(tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    (tmp_path / "triton.py").write_text("raise ImportError")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (answer,) = triton_modes.run([InspectChild()], "compile").calls
+    assert answer.error is None
+
+
 def test_asserts_of_aiter_alone_are_dropped(tmp_path, monkeypatch):
     """aiter asserts that tensors are on a GPU. The asserts of other modules stay."""
     monkeypatch.syspath_prepend(tmp_path)

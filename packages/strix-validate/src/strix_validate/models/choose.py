@@ -68,6 +68,7 @@ def ask(configs: Sequence[dict], source: Path) -> list[dict]:
     process = subprocess.run(
         [
             sys.executable,
+            "-P",  # otherwise, libraries would be imported from the current folder
             "-m",
             "strix_validate.models.choose",
             source,

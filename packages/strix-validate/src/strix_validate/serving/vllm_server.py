@@ -306,6 +306,7 @@ def in_child(task: str, folder: Path, *arguments: str) -> dict:
     process = subprocess.run(
         [
             sys.executable,
+            "-P",  # otherwise, libraries would be imported from the current folder
             "-m",
             "strix_validate.serving.tiny_llama",
             task,

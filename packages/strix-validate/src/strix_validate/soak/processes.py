@@ -28,7 +28,8 @@ class LineProcess:
         path = os.pathsep.join(filter(None, sys.path))
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
-                [sys.executable, *arguments],
+                # Without -P, the process would import libraries from the current folder.
+                [sys.executable, "-P", *arguments],
                 env=os.environ | {"PYTHONPATH": path},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -83,7 +83,8 @@ def _run_child(
         search_path = os.pathsep.join(filter(None, sys.path))
         with log.open("wb") as stream:
             child = subprocess.Popen(
-                [sys.executable, "-m", __name__, request_file, result_file],
+                # Without -P, the child would import libraries from the current folder.
+                [sys.executable, "-P", "-m", __name__, request_file, result_file],
                 env={**os.environ, "PYTHONPATH": search_path, **environment},
                 stdout=stream,
                 stderr=stream,

@@ -139,7 +139,8 @@ def run(
         answers_file = Path(folder, "answers")
         calls_file.write_bytes(pickle.dumps(list(calls)))
         environment = _build_environment(mode, folder, cache, variables or {})
-        command = [sys.executable, "-m", __name__, mode, str(calls_file), str(answers_file)]
+        # Without -P, the child would import libraries from the current folder, such as a clone.
+        command = [sys.executable, "-P", "-m", __name__, mode, str(calls_file), str(answers_file)]
         try:
             child = subprocess.run(
                 command,
