@@ -207,10 +207,11 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
     assert "MIOPEN_FIND_MODE=FAST" in result.fix
     assert "torch.backends.cudnn.enabled" in result.fix
     # MIOPEN_FIND_MODE is no remedy if the environment's activation has set it already.
-    monkeypatch.setenv("MIOPEN_FIND_MODE", "FAST")
     (default,) = [c for c in convolution.checks() if c.id == "conv/default/2d-same-float16"]
-    result = convolution.add_remedy(Result(default, State.FAILED, failed.reason))
-    assert result.fix == "torch.backends.cudnn.enabled = False"
+    for mode in ("FAST", "fast", "2"):
+        monkeypatch.setenv("MIOPEN_FIND_MODE", mode)
+        result = convolution.add_remedy(Result(default, State.FAILED, failed.reason))
+        assert result.fix == "torch.backends.cudnn.enabled = False"
     passed = Result(check, State.PASSED)
     assert convolution.add_remedy(passed) == passed
     monkeypatch.setattr(torch.version, "hip", None)

@@ -95,7 +95,8 @@ def add_remedy(result: Result) -> Result:
         return result
     is_fast = mode == "fast"
     if mode == "default":
-        is_fast = os.environ.get("MIOPEN_FIND_MODE") == "FAST"
+        # MIOpen also accepts the mode's number, and lower-case letters.
+        is_fast = os.environ.get("MIOPEN_FIND_MODE", "").upper() in ("FAST", "2")
     fix = _OFF if is_fast else f"{_FAST}, or in Python {_OFF}"
     reason = f"{result.reason}; failing convolutions on gfx1151 are a known issue: {_ISSUE}"
     return replace(result, reason=reason, fix=fix)
