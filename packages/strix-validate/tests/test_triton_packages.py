@@ -194,6 +194,15 @@ def test_what_is_wrong_in_bfloat16_alone_is_caught(case):
         assert attention.judge_kernels(CHECK, call, expected, answer(tensors)).state is state
 
 
+def test_gemmas_shipped_activation_is_geglu():
+    columns = {"geglu": set(), "swiglu": set()}
+    for build, _ in liger.SHIPPED["full"]:
+        if build.func.__name__ in columns:
+            columns[build.func.__name__].add(build.keywords["columns"])
+    assert columns["geglu"] == {10240, 14336, 15360}  # Gemma 2 9B, Gemma 3 4B and 12B
+    assert 15360 not in columns["swiglu"]
+
+
 def test_the_offset_of_gemmas_norm_is_not_rounded():
     call, expected = make(liger.COMPUTED["rms-norm-gemma"])
     x = call.tensors["x"].double()

@@ -18,7 +18,7 @@ from strix_validate.layers import table as layers
 from strix_validate.numerics import reference
 from strix_validate.numerics.reference import TERMS, Precision, store
 from strix_validate.triton.call import BF16, PackageCall, Shipped, differentiate
-from strix_validate.triton.cases import Candidate, Case, Expected, Randn, choose
+from strix_validate.triton.cases import Build, Candidate, Case, Expected, Randn, choose
 
 MODULE = "liger_kernel"
 PACKAGE = "liger-kernel"
@@ -487,7 +487,14 @@ MODELS = _list_trained("llama")
 _GEMMA_MODELS = _list_trained("gemma")
 
 
-def _list_model_calls(shape: _Shape, **norm) -> list[Shipped]:
+def _list_model_calls(shape: _Shape, activation: Build, **norm) -> list[Shipped]:
+    """List calls of a model's training.
+
+    Args:
+        shape: The sizes of the model.
+        activation: swiglu or geglu, the activation of the model's MLP.
+        norm: Options of rms_norm.
+    """
     hidden, inner, heads, kv_heads, head_dim = shape
     builds: list[partial] = []
     for rows in (1, 5, 32):
@@ -499,7 +506,7 @@ def _list_model_calls(shape: _Shape, **norm) -> list[Shipped]:
     for batch, tokens in product((1, 2, 4, 8), (7, 16)):
         builds.append(partial(rotate, batch=batch, tokens=tokens))
     for rows in (1, 5):
-        builds.append(partial(swiglu, rows=rows, columns=inner))
+        builds.append(partial(activation, rows=rows, columns=inner))
     return [(build, BF16) for build in builds]
 
 
@@ -512,13 +519,13 @@ _LOSSES = [
 def _list_all_calls() -> list[Shipped]:
     calls: list[Shipped] = [*_LOSSES]
     for shape in MODELS.values():
-        calls += _list_model_calls(shape)
+        calls += _list_model_calls(shape, swiglu)
     for shape in _GEMMA_MODELS.values():
-        calls += _list_model_calls(shape, **_GEMMA_NORM)
+        calls += _list_model_calls(shape, geglu, **_GEMMA_NORM)
     return calls
 
 
 SHIPPED: dict[str, list[Shipped]] = {
-    "sample": [*_list_model_calls(MODELS["Llama-3.1-8B"]), *_LOSSES[4:6]],
+    "sample": [*_list_model_calls(MODELS["Llama-3.1-8B"], swiglu), *_LOSSES[4:6]],
     "full": _list_all_calls(),
 }
