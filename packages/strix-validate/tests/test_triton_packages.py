@@ -95,7 +95,7 @@ SPOILT = {
             lambda x: torch.cat([x[:, :64], x[:, 64:] * 0.9], 1),
         ),
         "state does not decay": ("last", lambda x: x * 1.1),
-        "gradient of the gate wrong": ("dgate", lambda x: x * 0.8),
+        "gradient of the gate wrong": ("dg", lambda x: x * 0.8),
         "gradient of keys in the wrong order": ("dk", lambda x: x.flip(1)),
         "scale left out of dq": ("dq", lambda x: x * 8),
     },
@@ -192,6 +192,15 @@ def test_what_is_wrong_in_bfloat16_alone_is_caught(case):
     spoilt = correct | {tensor: spoil(correct[tensor])}
     for tensors, state in ((correct, State.PASSED), (spoilt, State.FAILED)):
         assert attention.judge_kernels(CHECK, call, expected, answer(tensors)).state is state
+
+
+def test_a_gate_whose_errors_have_one_sign_passes():
+    """With each of these seeds, the errors of a correct kernel's gradient of the gate do."""
+    for seed in ("a", "c", "h", "i"):
+        call, expected = make(fla.COMPUTED["gdn"], seed)
+        correct = answer(expected(call.dtype))
+        result = attention.judge_kernels(CHECK, call, expected, correct)
+        assert result.state is State.PASSED, (seed, result.reason)
 
 
 def test_gemmas_shipped_activation_is_geglu():

@@ -57,7 +57,7 @@ def _attend(
     gate_name = "gk" if rule == "gla" and decode else "g"
 
     def attend(**inputs: Tensor) -> dict[str, Tensor]:
-        inputs[gate_name] = inputs.pop("gate")
+        inputs[gate_name] = inputs.pop("g")
         state = inputs.pop("state", None)
         out, final_state = function(**inputs, initial_state=state, **options)
         results = {"out": out}
@@ -120,7 +120,7 @@ def attention(  # noqa: PLR0913 (the options of a case)
         "q": q,
         "k": k,
         "v": randn(1, tokens, value_heads, values),
-        "gate": logsigmoid(randn(*gate_shape).float() + 2),
+        "g": logsigmoid(randn(*gate_shape).float() + 2),
     }
     if rule != "gla":
         tensors["beta"] = torch.sigmoid(randn(1, tokens, value_heads).float()).to(q.dtype)
@@ -173,9 +173,9 @@ class _Reference:
             results = differentiate(attend, inputs, grads)
         else:
             results = attend(**inputs)
-        if "dgate" in results:
-            results["dgate"] += _compute_gate_error(inputs, results, exact, self.lengths)
-        for name in results.keys() - {"last", "dgate", "dstate"}:
+        if "dg" in results:
+            results["dg"] += _compute_gate_error(inputs, results, exact, self.lengths)
+        for name in results.keys() - {"last", "dg", "dstate"}:
             results[name] = store(results[name], exact)
         if dtype == TERMS:
             return {name: _sum_terms(name, x) for name, x in results.items()}
@@ -214,7 +214,7 @@ def _sum_terms(name: str, x: Tensor) -> Tensor:
     over later tokens.
     """
     size = x.abs()
-    largest = size.max() if name in ("dgate", "dbeta") else size.amax(-1, True)
+    largest = size.max() if name in ("dg", "dbeta") else size.amax(-1, True)
     return size + rms(size) + largest
 
 
@@ -237,7 +237,7 @@ def _compute_gate_error(
     # A kernel computes dq and dk for each value head, and then sums those of a key head. Here, the
     # error of the sum stands for the error of each value head.
     error = error.repeat_interleave(inputs["v"].shape[2] // error.shape[2], 2)
-    if error.shape != inputs["gate"].shape:
+    if error.shape != inputs["g"].shape:
         error = error.sum(-1)
     sums = [x.flip(1).cumsum(1).flip(1) for x in error.split(lengths, 1)]
     return torch.cat(sums, 1)
@@ -254,7 +254,7 @@ def _follow_recurrence(
         store: Rounds a tensor that a kernel stores in the dtype under test.
         state: (heads, keys, values).
         sequence: The inputs by name. q and k are (tokens, heads, keys), and v is (tokens, heads,
-            values). gate has the logarithms of the gates, (tokens, heads) or (tokens, heads, keys).
+            values). g has the logarithms of the gates, (tokens, heads) or (tokens, heads, keys).
             beta is (tokens, heads); gla has none.
 
     Returns:
@@ -263,7 +263,7 @@ def _follow_recurrence(
     q = sequence["q"]
     k = sequence["k"]
     v = sequence["v"]
-    gate = sequence["gate"]
+    gate = sequence["g"]
     beta = sequence.get("beta")
     rows = []
     for i in range(len(q)):
