@@ -128,6 +128,7 @@ def test_options_of_another_program_are_passed_on(
 ) -> None:
     ran: list[Any] = []
     monkeypatch.setenv("FORGE_NO_PIXI", "1")
+    monkeypatch.setattr(Workspace, "require_installed", lambda *_: None)
     monkeypatch.setattr(Workspace, "run", lambda *words: ran.extend(words[1:]))
     done = CliRunner().invoke(main.app, line.split())
     assert done.exit_code == 0, done.output

@@ -234,7 +234,7 @@ def test_a_server_that_does_not_start_is_a_load_that_does_not_run(lack, expected
 
 def test_the_server_starts_beside_other_programs():
     """vLLM's own default requires 92 % of the memory to be free, even for a small KV cache."""
-    flags = dict(zip(command._SERVER_FLAGS[::2], command._SERVER_FLAGS[1::2], strict=True))
+    flags = dict(zip(command.SERVER_FLAGS[::2], command.SERVER_FLAGS[1::2], strict=True))
     assert float(flags["--gpu-memory-utilization"]) < 0.1
 
 

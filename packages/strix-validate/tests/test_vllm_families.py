@@ -258,7 +258,7 @@ def test_nan_in_the_place_of_a_token_that_is_left_out_is_caught():
     logits = correct["logits"].masked_fill(correct["kept"] == 0, float("-inf"))
     for left_out, state in ((float("-inf"), State.PASSED), (float("nan"), State.FAILED)):
         changed = logits.masked_fill(logits == float("-inf"), left_out)
-        results = sampling._describe_kept(changed)
+        results = sampling.describe_kept(changed)
         assert compare(CHECK, results, expected, call.dtype).state is state
 
 

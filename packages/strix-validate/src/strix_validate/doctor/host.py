@@ -166,7 +166,7 @@ def shorten(text: str) -> str:
     """
     for path, short in ((sys.prefix, "$PREFIX"), (str(Path.home()), "~")):
         if path not in ("/", "/usr", "/usr/local"):
-            text = re.sub(rf"{re.escape(path)}(?![\w-])", lambda _, short=short: short, text)
+            text = re.sub(rf"{re.escape(path)}(?![\w-])", short, text)
     return text
 
 

@@ -47,7 +47,7 @@ _MIN_TURNS = 3
 #: Seconds between two lines on the terminal.
 _LINE = 60.0
 #: The flags of the tiny model's server. Its number of sequences equals the number of requests.
-_SERVER_FLAGS = (
+SERVER_FLAGS = (
     "--dtype",
     "float16",
     "--max-model-len",
@@ -195,7 +195,7 @@ def serve_tiny_model(device: str, print_line: _PrintLine) -> Iterator[tuple[str,
         The server's URL, the name of its model, and ""; or "", "" and the reason why it does not
         run.
     """
-    with ServerSession("cuda", flags=_SERVER_FLAGS) as session:
+    with ServerSession("cuda", flags=SERVER_FLAGS) as session:
         url = ""
         model = ""
         reason = ""

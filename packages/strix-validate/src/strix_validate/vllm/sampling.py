@@ -40,7 +40,7 @@ class _Elsewhere(Tensor):
         return torch.device("cuda")
 
 
-def _describe_kept(logits: Tensor) -> dict[str, Tensor]:
+def describe_kept(logits: Tensor) -> dict[str, Tensor]:
     """Return which logits are kept, and their values; logits that are not kept are -inf.
 
     NaN counts as kept, so that a comparison finds it.
@@ -118,7 +118,7 @@ def truncated(
         tensors["p"] = p
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
-        return _describe_kept(logits.masked_fill(~is_kept, float("-inf")))
+        return describe_kept(logits.masked_fill(~is_kept, float("-inf")))
 
     return VllmCall(_truncate, tensors, {"padding": 8 * masked}), expected
 
@@ -136,7 +136,7 @@ def _truncate(
     if logits.device.type == "cpu":
         logits = logits.as_subclass(_Elsewhere)
     truncated_logits = module.apply_top_k_top_p_triton(logits, k, p)
-    return _describe_kept(truncated_logits.as_subclass(Tensor))
+    return describe_kept(truncated_logits.as_subclass(Tensor))
 
 
 def penalized(
@@ -287,7 +287,7 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     def expected(dtype: Precision) -> dict[str, Tensor]:
         results = logits.to(reference.working_dtype(dtype)) / divisor
         results = reference.store(results, dtype)
-        return _describe_kept(results.masked_fill(scaled_logits < threshold, float("-inf")))
+        return describe_kept(results.masked_fill(scaled_logits < threshold, float("-inf")))
 
     tensors = {"logits": logits, "rows": rows, "temperature": temperature, "min_p": min_p}
     return VllmCall(_scale, tensors), expected
@@ -296,7 +296,7 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
 def _scale(logits: Tensor, rows: Tensor, temperature: Tensor, min_p: Tensor) -> dict[str, Tensor]:
     importlib.import_module(f"{_SAMPLE}.gumbel").apply_temperature(logits, rows, temperature)
     importlib.import_module(f"{_SAMPLE}.min_p").apply_min_p(logits, rows, min_p)
-    return _describe_kept(logits)
+    return describe_kept(logits)
 
 
 def _one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
