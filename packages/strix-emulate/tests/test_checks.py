@@ -367,6 +367,20 @@ USES = {
         "v_cmpx_lt_u32 0, v2\nv_mov_b32 v5, 1\ns_mov_b32 exec_lo, -1",
         "global_store_b32 v7, v5, s[6:7] offset:128",
     ),
+    "a lane that was not active": (
+        "s_mov_b32 exec_lo, 1\nv_mov_b32 v2, 7\ns_mov_b32 exec_lo, -1",
+        "global_store_b32 v7, v2, s[6:7] offset:128",
+    ),
+    "a lane that is not active": (
+        "s_mov_b32 exec_lo, 1\nv_mov_b32 v2, 7\nv_readlane_b32 s9, v2, 5\n"
+        "s_mov_b32 exec_lo, -1\nv_mov_b32 v5, s9",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a neighbour that is not active": (
+        "s_mov_b32 exec_lo, 1\nv_mov_b32 v2, 7\n"
+        "v_mov_b32_dpp v5, v2 quad_perm:[1,1,1,1] row_mask:0xf bank_mask:0xf fi:1",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
     "a scalar": (
         "v_readfirstlane_b32 s9, v2\ns_add_u32 s9, s9, 1\nv_mov_b32 v5, s9",
         "global_store_b32 v7, v5, s[6:7] offset:128",
@@ -390,6 +404,10 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
     branch += "v_mov_b32 v5, v2\ns_branch met\nover: v_mov_b32 v5, 1\nmet:"
     harmless = [("", ""), ("", unused), ("", "v_cmpx_lt_u32 0, v2"), (branch, unused)]
     harmless += [(IF_ELSE, "global_store_b32 v7, v7, s[6:7] offset:128")]
+    # In lanes that are active again, v2 is overwritten before it decides whether waves store.
+    again = "v_cmpx_lt_u32 0, v2\ns_mov_b32 exec_lo, -1\nv_mov_b32 v2, 7\n"
+    again += "v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 9\ns_cbranch_scc1 met"
+    harmless += [(again, "global_store_b32 v7, v7, s[6:7] offset:128\nmet:")]
     for used, last in harmless:
         notes = []
         out = execute(IN_PLACE.format(used=used, last=last), notes=notes, **kind)

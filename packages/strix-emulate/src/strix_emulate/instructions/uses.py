@@ -27,6 +27,12 @@ _SCC = 1 << 600
 #: masks together are the lanes that were active before, which do not depend on the value.
 _PART = 601
 _PART_OF_EXEC = _EXEC << _PART
+#: If a vector instruction overwrites a register that depends on the value, the register still has
+#: the value in the lanes that are not active. Its bit is then shifted by this number, until EXEC
+#: is written.
+_INACTIVE = 2 * _PART
+_PLAIN = (1 << _PART) - 1
+_VECTORS = registers("v", 0, 256)
 _WRITES_SCC = {
     *scalars.WITH_SCC,
     *scalars.COMPARES,
@@ -38,6 +44,8 @@ _WRITES_SCC = {
 _READS_SCC = {*scalars.CARRIES, *scalars.SELECTS}
 #: Vector instructions that overwrite all of their target in the active lanes.
 _WHOLE = re.compile(r"(v|global|flat|buffer|scratch|ds)_\w+_[biuf](32|64|96|128)$")
+#: Vector instructions that read lanes which are not active. Those with DPP do, too.
+_READS_INACTIVE = re.compile(r"v_readlane|v_permlane|v_wmma|ds_(b?permute|swizzle)")
 _ACCUMULATES = re.compile(r"v_(dual_)?fmac|v_writelane|v_dot\w+acc|v_dot2c")
 _CALLS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
@@ -222,7 +230,11 @@ def _bits_behind(ins: Instruction, bits: int, exec_changed: bool) -> int:
     after = bits
     for part in ins.pair or (ins,):
         written = operand_bits(*written_operands(part))
-        replaced = written if _replaces(part, exec_changed) else 0
+        replaced = written if _replaces(part) else 0
+        if exec_changed:
+            after |= (after & replaced & _VECTORS) << _INACTIVE
+        else:
+            after &= ~(replaced << _INACTIVE)
         if part.name in _WRITES_SCC:
             replaced |= _SCC
         if _writes_exec(part):
@@ -230,6 +242,8 @@ def _bits_behind(ins: Instruction, bits: int, exec_changed: bool) -> int:
             replaced |= _EXEC
         after &= ~(replaced | replaced << _PART)
         after |= _dependent_targets(part, bits, written)
+        if _writes_exec(part):
+            after = after & ~(_PLAIN << _INACTIVE) | after >> _INACTIVE
     return after
 
 
@@ -242,6 +256,8 @@ def _dependent_targets(ins: Instruction, bits: int, written: int) -> int:
         written: Bit mask of the instruction's targets.
     """
     depending = _depending(bits)
+    if ins.suffix == "dpp" or _READS_INACTIVE.match(ins.name):
+        depending |= bits >> _INACTIVE
     exec_before = bits & (_EXEC | _PART_OF_EXEC)
     sources = _source_bits(ins)
     depends = bool(depending & sources)
@@ -292,12 +308,12 @@ def _source_bits(ins: Instruction) -> int:
     return bits
 
 
-def _replaces(ins: Instruction, exec_changed: bool) -> bool:
-    """Return whether an instruction overwrites all of its targets."""
+def _replaces(ins: Instruction) -> bool:
+    """Return whether an instruction overwrites all of its targets, vectors in the active lanes."""
     if ins.name.startswith("s_"):
         return not ins.name.startswith("s_cmov")
     if ins.name.startswith("v_cmp") or "lane_b32" in ins.name:
         return not ins.name.startswith("v_writelane")
-    if exec_changed or ins.suffix == "dpp":
+    if ins.suffix == "dpp":
         return False
     return bool(_WHOLE.match(ins.name)) and not _ACCUMULATES.match(ins.name)
