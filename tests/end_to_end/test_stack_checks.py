@@ -13,14 +13,17 @@ import pytest
 from support.project import CHECKOUT, forge
 
 # This program runs the check of the stack twice. In the second run, attention in float32 has a
-# wrong softmax scale. The reference is not affected, because it does not compute in float32. The
-# program also compares the names of diffusers' backends in the table of `strix-validate models`
-# with diffusers' own names.
+# wrong softmax scale. The reference is not affected, because it does not compute in float32. Then
+# the program runs the check as on a GPU. The CPU stands in for the GPU, and torch's attention for
+# flash-attn. As flash-attn, the stand-in refuses other dtypes than bfloat16. The program also
+# compares the names of diffusers' backends in the table of `strix-validate models` with diffusers'
+# own names.
 DIFFUSION = """
 import contextlib, io, json, sys, torch
 sys.path.insert(0, sys.argv.pop(1))
 sys.argv += ["--device", "cpu"]
 import check
+from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from strix_validate.models.table import read_rows
 from torch.nn import functional
@@ -42,7 +45,31 @@ wrong = run_check()
 default, requested = (row.chosen for row in read_rows() if row.of.startswith("attention, "))
 active = _AttentionBackendRegistry.get_active_backend()[0].value
 names = [default == active, requested in [backend.value for backend in AttentionBackendName]]
-print(json.dumps({"right": right, "wrong": wrong, "names": names}))
+
+def replace_cuda(to):
+    def to_cpu(self, *args, **options):
+        return to(self, *["cpu" if arg == "cuda" else arg for arg in args], **options)
+
+    return to_cpu
+
+def stand_in(query, key, value, attn_mask=None, scale=None, **options):
+    flash_dtypes.append(query.dtype)
+    if query.dtype != torch.bfloat16:
+        raise RuntimeError(f"flash-attn does not support {query.dtype}")
+    return native(query, key, value, attn_mask=attn_mask, scale=scale)
+
+functional.scaled_dot_product_attention = sdpa
+torch.Tensor.to = replace_cuda(torch.Tensor.to)
+torch.nn.Module.to = replace_cuda(torch.nn.Module.to)
+attention_dispatch._CAN_USE_FLASH_ATTN = True
+native = _AttentionBackendRegistry._backends[AttentionBackendName.NATIVE]
+_AttentionBackendRegistry._backends[AttentionBackendName.FLASH] = stand_in
+gpu = []
+flash_dtypes = []
+for name, error, bound in check.compare_all("cuda"):
+    gpu.append([name, len(flash_dtypes) > 0, error <= bound])
+    flash_dtypes.clear()
+print(json.dumps({"right": right, "wrong": wrong, "names": names, "gpu": gpu}))
 """
 
 
@@ -75,6 +102,9 @@ def test_diffusion(built: Path) -> None:
     status, output = result["wrong"]
     assert status == 1 and output.count("WRONG  ") == output.count(", float32,") == 4
     assert result["names"] == [True, True]
+    assert len(result["gpu"]) == 9
+    for name, uses_flash, is_correct in result["gpu"]:
+        assert uses_flash == name.endswith("flash") and is_correct, name
 
 
 def test_finetune(built: Path, tmp_path: Path) -> None:
