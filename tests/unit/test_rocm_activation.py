@@ -48,6 +48,21 @@ def test_activation_restores_what_it_changed(tmp_path: Path, shell: str, initial
     assert environments[3] == start
 
 
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_deactivation_does_not_put_the_environment_back_into_path(shell: str) -> None:
+    """conda and micromamba change PATH first, and then run the scripts of packages."""
+    prefix = "/a prefix"
+    program = f"""set -eu
+        . "{RECIPE}/activation/devel-activate.sh"
+        PATH=/added:${{PATH%"{prefix}/bin:/usr/bin:/bin"}}/usr/bin:/bin
+        . "{RECIPE}/activation/devel-deactivate.sh"
+        echo "$PATH"
+    """
+    start = {"PATH": f"{prefix}/bin:/usr/bin:/bin", "CONDA_PREFIX": prefix}
+    done = subprocess.run([shell, "-c", program], env=start, capture_output=True, text=True)
+    assert done.stdout == "/added:/usr/bin:/bin\n", done.stderr
+
+
 def read_environment(file: Path) -> dict[str, str]:
     """Read the output of `env -0`, without the variables that a shell sets itself."""
     lines = [line for line in file.read_text().split("\0") if line]

@@ -12,7 +12,7 @@ _rocm_sdk_set HIP_CLANG_PATH "$ROCM_PATH/lib/llvm/bin"
 _rocm_sdk_set HIP_DEVICE_LIB_PATH "$ROCM_PATH/lib/llvm/amdgcn/bitcode"
 _rocm_sdk_set PYTORCH_ROCM_ARCH @GPU_ARCH@
 _rocm_sdk_set CMAKE_PREFIX_PATH "$ROCM_PATH/lib/cmake:$ROCM_PATH${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}"
-_rocm_sdk_set PATH "$ROCM_PATH/bin:$ROCM_PATH/lib/llvm/bin:$PATH"
+export PATH="$ROCM_PATH/bin:$ROCM_PATH/lib/llvm/bin:$PATH"
 # Without these options, ROCm's clang would use the system's GCC, whose headers do not match conda's libraries.
 # --gcc-triple is necessary because clang does not know conda's triple. Without it, clang finds no GCC in
 # CONDA_PREFIX, and no <cmath>.
