@@ -90,6 +90,20 @@ def test_users_own_value_stays(name: str, value: str) -> None:
     assert done.stdout.split() == [value, value], done.stderr
 
 
+def test_another_version_of_rocm_has_its_own_comgr_cache(tmp_path: Path) -> None:
+    """`pixi run` in the shell of another environment inherits the variables of that environment."""
+    template = (RECIPE / "activation" / "core-activate.sh").read_text()
+    program = "set -eu\n"
+    for version in ("10.0.0", "10.1.0"):
+        script = tmp_path / version
+        script.write_text(template.replace("@VERSION@", version))
+        program += f'. "{script}"\n'
+    program += 'echo "$AMD_COMGR_CACHE_DIR"'
+    start = {"HOME": "/home/me"}
+    done = subprocess.run(["sh", "-c", program], env=start, capture_output=True, text=True)
+    assert done.stdout.strip() == "/home/me/.cache/comgr/rocm-10.1.0", done.stderr
+
+
 def test_a_value_of_another_project_is_not_set() -> None:
     """Activation sets no MIOPEN_DEBUG variable. docs/rocm.md explains each variable that it sets.
 

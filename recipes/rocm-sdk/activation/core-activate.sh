@@ -1,6 +1,9 @@
-# Set three variables, unless the user has set them. docs/rocm.md explains the variables.
+# Set three variables, unless the user has set them. docs/rocm.md explains the variables. A value that the activation of
+# another environment has set, which may have another version of ROCm, is not the user's.
 _rocm_sdk_default() {
-    if eval "[ -z \"\${$1:-}\" ]"; then export "$1=$2" "_ROCM_SDK_OURS_$1=$2"; fi
+    if eval "[ -z \"\${$1:-}\" ] || [ \"\$$1\" = \"\${_ROCM_SDK_OURS_$1:-}\" ]"; then
+        export "$1=$2" "_ROCM_SDK_OURS_$1=$2"
+    fi
 }
 # Give each version of ROCm its own comgr cache. With the cache of another version, creating the first stream fails
 # with undefined hidden symbols and hipErrorOutOfMemory (ROCm/TheRock#7426).
