@@ -31,16 +31,18 @@ def read_examples(file: Path) -> Dataset:
     """Read the objects of a JSON Lines file. Exit with a message that names a wrong line."""
     examples = []
     file_keys = set()
-    for number, line in enumerate(file.read_text().splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            if not file_keys:
-                file_keys = next(keys for keys in KEYS if keys <= entry.keys())
-            examples.append({key: entry[key] for key in file_keys})
-        except (ValueError, AttributeError, TypeError, KeyError, StopIteration):
-            allowed = [file_keys] if file_keys else KEYS
-            kinds = ", or ".join(" and ".join(sorted(keys)) for keys in allowed)
-            sys.exit(f"{file}, line {number}: not a JSON object with {kinds}")
+    # str.splitlines would also split at U+2028 and other characters that a JSON string may contain.
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                entry = json.loads(line)
+                if not file_keys:
+                    file_keys = next(keys for keys in KEYS if keys <= entry.keys())
+                examples.append({key: entry[key] for key in file_keys})
+            except (ValueError, AttributeError, TypeError, KeyError, StopIteration):
+                allowed = [file_keys] if file_keys else KEYS
+                kinds = ", or ".join(" and ".join(sorted(keys)) for keys in allowed)
+                sys.exit(f"{file}, line {number}: not a JSON object with {kinds}")
     if not examples:
         sys.exit(f"{file} is empty: it needs a JSON object per line")
     return Dataset.from_list(examples)

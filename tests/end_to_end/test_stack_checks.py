@@ -120,6 +120,7 @@ def test_finetune(built: Path, tmp_path: Path) -> None:
     messages = result["recipe"]
     before, after = map(float, messages["good"].split("went from ")[1].split(" to "))
     assert after < before - 1 and messages["adapters"] == "14 of 14"
+    assert messages["separators"] == ["a\u2028b\x85c", "d"]
     for name, message in {
         "no model": "holds no model: no config.json is in it",
         "no data": "none.jsonl is not a file",

@@ -9,7 +9,7 @@ line that it prints is a JSON object with these keys:
 - `four bits`: the exit status of the whole check for each fault in the reference's weights, if
   bitsandbytes is installed;
 - `recipe`: the last line that example.py prints for each input, or its error; and, as `adapters`,
-  how many adapters it has trained.
+  how many adapters it has trained, and, as `separators`, what it reads of a file with U+2028.
 """
 
 import contextlib
@@ -216,6 +216,9 @@ def run_examples() -> dict[str, str]:
         file = SCRATCH / f"{name}.jsonl"
         file.write_text(text)
         results[name] = run_example(folder, file)
+    file = SCRATCH / "separators.jsonl"
+    file.write_text('{"text": "a\u2028b\x85c"}\n{"text": "d"}\n')
+    results["separators"] = example.read_examples(file)["text"][:]
     return results
 
 
