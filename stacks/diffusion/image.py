@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import logging
+from PIL import Image
 
 
 def load_pipeline(model: str, device: str) -> DiffusionPipeline:
@@ -35,6 +36,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    # Check this first, because making an image takes minutes.
+    folder = options.output.parent
+    if not folder.is_dir():
+        parser.error(f"{folder} is not a folder")
+    if Image.registered_extensions().get(options.output.suffix.lower()) not in Image.SAVE:
+        parser.error(f"{options.output}: no image format has this extension; use .png")
     logging.set_verbosity_error()
     pipe = load_pipeline(options.model, "cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(options.seed)

@@ -17,12 +17,13 @@ from support.project import CHECKOUT, forge
 # the program runs the check as on a GPU. The CPU stands in for the GPU, and torch's attention for
 # flash-attn. As flash-attn, the stand-in refuses other dtypes than bfloat16. The program also
 # compares the names of diffusers' backends in the table of `strix-validate models` with diffusers'
-# own names.
+# own names. Last, it runs image.py with a file in a missing folder, with a file without an
+# extension, and with a right one.
 DIFFUSION = """
 import contextlib, io, json, sys, torch
 sys.path.insert(0, sys.argv.pop(1))
 sys.argv += ["--device", "cpu"]
-import check
+import check, image
 from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from strix_validate.models.table import read_rows
@@ -69,7 +70,17 @@ flash_dtypes = []
 for name, error, bound in check.compare_all("cuda"):
     gpu.append([name, len(flash_dtypes) > 0, error <= bound])
     flash_dtypes.clear()
-print(json.dumps({"right": right, "wrong": wrong, "names": names, "gpu": gpu}))
+
+image.load_pipeline = lambda *args: sys.exit("loads the model")
+image_statuses = []
+for file in ("none/a.png", "a", "a.png"):
+    sys.argv[1:] = ["model", "prompt", "-o", file]
+    try:
+        image.main()
+    except SystemExit as error:
+        image_statuses.append(error.code)
+results = {"right": right, "wrong": wrong, "names": names, "gpu": gpu, "image": image_statuses}
+print(json.dumps(results))
 """
 
 
@@ -105,6 +116,7 @@ def test_diffusion(built: Path) -> None:
     assert len(result["gpu"]) == 9
     for name, uses_flash, is_correct in result["gpu"]:
         assert uses_flash == name.endswith("flash") and is_correct, name
+    assert result["image"] == [2, 2, "loads the model"]
 
 
 def test_finetune(built: Path, tmp_path: Path) -> None:
