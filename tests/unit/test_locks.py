@@ -339,6 +339,22 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(
     assert "flash-attn-kernels-gfx1152" in (stack.copy.folder / "pixi.toml").read_text()
 
 
+def test_the_copy_of_a_stack_has_the_programs_of_its_tasks(tmp_path: Path) -> None:
+    """pixi runs a task in the folder of the manifest, which for `forge run` is that of the copy."""
+    for name in ("variants.yaml", "recipes", "stacks"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    programs = []
+    for manifest in STACKS:
+        stack = Stack(Context(BaseName.CONDA_FORGE, root=tmp_path), manifest.parent.name)
+        stack.write(PUBLISHED)
+        for name in re.findall(r'cmd = "python (\S+)"', manifest.read_text()):
+            programs.append(name)
+            copied = stack.copy.folder / name
+            assert copied.read_bytes() == (manifest.parent / name).read_bytes()
+    assert sorted(programs) == ["check.py", "check.py", "example.py", "image.py"]
+    assert (tmp_path / "build/stacks/finetune/example.jsonl").exists()
+
+
 def test_a_package_that_is_left_out_is_named_with_its_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

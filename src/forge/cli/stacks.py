@@ -26,7 +26,7 @@ from forge.conda.scratch import cache_folder, scratch
 from forge.envs.manifest import Manifest
 from forge.envs.workspace import LockedInPart, Workspace, variables_for_commands
 from forge.errors import ForgeError
-from forge.files import hold, move_whole, write_text
+from forge.files import copy_whole, hold, move_whole, write_text
 from forge.recipes.recipe import parse_package_name
 from forge.recipes.verify import find_recipe
 
@@ -81,7 +81,7 @@ class Stack:
         self.copy = Workspace(name, ctx.project.build / "stacks" / name, err.print)
 
     def write(self, channel: str | None) -> None:
-        """Write the copy's manifest.
+        """Write the copy's manifest, and the programs that the stack's tasks run.
 
         On the host base, packages of ours that channel/ lacks are left out, unless `channel` is
         given.
@@ -110,6 +110,9 @@ class Stack:
         text = self.manifest.localize(channels, unbuilt, python)
         text = text.replace(GPU, self._find_gpu())
         write_text(self.copy.folder / "pixi.toml", text)
+        for path in self.manifest.path.parent.iterdir():
+            if path.suffix in (".py", ".jsonl"):
+                copy_whole(path, self.copy.folder / path.name)
         self.print_left_out()
 
     def _find_gpu(self) -> str:
