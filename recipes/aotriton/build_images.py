@@ -333,7 +333,8 @@ def in_processes(
                 progress.add(len(results))
         except BrokenProcessPool:
             raise SystemExit(
-                f"{name}: a process died (out of memory?). Run the build again, with fewer jobs: "
+                f"{name}: a process died (out of memory?). Run the build again, with fewer jobs "
+                "(MAX_JOBS=N ./forge build aotriton): "
                 f"finished kernels are kept in {os.environ.get('TRITON_CACHE_DIR')}"
             ) from None
         except RuntimeError as error:

@@ -220,6 +220,7 @@ def test_only_chosen_images_are_compiled(tmp_path: Path) -> None:
 def test_process_that_dies(build: Build) -> None:
     output = build.run(code=1, TEST_CRASH="bwd_kernel_dq")
     assert "a process died" in output and str(build.cache) in output
+    assert "MAX_JOBS=" in output
 
 
 # This program prints the arguments that emulated_kernels.arguments() lays out for each case. The
