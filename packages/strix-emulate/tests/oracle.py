@@ -196,7 +196,7 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
     table["v_cvt_u16_f16"] = ("u16", ("f16",), lambda a: to_integer(a, F16, 0, 0xFFFF))
     table["v_alignbit_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> (c & 31))
     table["v_alignbyte_b32"] = (u, (u, u, "u16"), lambda a, b, c: (a << 32 | b) >> 8 * (c & 3))
-    table["v_pack_b32_f16"] = ("u32", ("u16", "u16"), lambda a, b: a | b << 16)
+    table["v_pack_b32_f16"] = ("h2", ("f16", "f16"), lambda a, b: a | b << 16)
     for name, counts in (("qsad", lambda _y: True), ("mqsad", bool)):
 
         def add_differences(a, b, c, counts=counts):

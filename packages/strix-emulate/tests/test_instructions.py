@@ -404,6 +404,16 @@ def test_negated_sources():
     assert (g.V[4][0].view(np.float16)[1::2] == -1.5).all()
 
 
+def test_packed_halves_may_be_fractions_and_negated():
+    numbers = {"v1": LANE * 0 + 0x40003C00, "v2": LANE * 0 + 0xC4004200}
+    for sources, expected in (
+        ("1.0, v2.l", 0x42003C00),
+        ("v1.h, -0.5", 0xB8004000),
+        ("-v1.l, |v2.h|", 0x4400BC00),
+    ):
+        assert (run(f"v_pack_b32_f16 v0, {sources}", **numbers).V[0] == expected).all(), sources
+
+
 def test_vopd_reads_before_it_writes():
     g = run("v_dual_mov_b32 v1, v2 :: v_dual_mov_b32 v2, v1", v1=LANE, v2=LANE + 100)
     assert (g.V[1][0] == LANE + 100).all()

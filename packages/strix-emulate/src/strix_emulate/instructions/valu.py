@@ -142,8 +142,8 @@ def _finite_reciprocal(x):
     return np.where(x == 0, reciprocal, floats.finite(lambda _: reciprocal)(x))
 
 
-def _dot_source(op: Operand, name: str) -> Operand:
-    """Return an operand of V_DOT2, with an inline fraction replaced by its bits.
+def _half_source(op: Operand, name: str) -> Operand:
+    """Return an operand of V_DOT2 or V_PACK, with an inline fraction replaced by its bits.
 
     The low half of the bits is a number of the instruction's own type, and the high half is 0
     (LLVM's getInlineEncodingV2F16 and V2BF16).
@@ -210,9 +210,10 @@ def _typed_sources(
         raise Unknown(f"{len(operands)} sources, expected {len(kinds)}")
     sources = []
     for i, (op, kind) in enumerate(zip(operands, kinds, strict=True)):
-        if name.startswith("v_dot2") and i < 2:
-            op = _dot_source(op, name)
-        has_sign = kind[0] == "f" or kind == "bf16" or "cndmask" in name
+        is_pack = name == "v_pack_b32_f16"
+        if is_pack or (name.startswith("v_dot2") and i < 2):
+            op = _half_source(op, name)
+        has_sign = kind[0] == "f" or kind == "bf16" or "cndmask" in name or is_pack
         if not has_sign:
             # NEG and ABS have no effect on integers: LLVM does not print them.
             op = replace(op, neg=False, abs=False)
