@@ -74,6 +74,7 @@ v_mov_b32 v1, m0
 v_fma_mixlo_f16 v1, v2, s4, v4 op_sel:[1,0,1] op_sel_hi:[1,0,1]
 v_fma_mixhi_f16 v1, -v2, |v3|, v1 op_sel:[0,1,1] op_sel_hi:[1,1,0]
 v_fma_mixlo_f16 v1, v2, v3, 0 op_sel_hi:[0,0,0]
+v_fma_mix_f32 v1, v2, v3, v4 clamp
 v_dual_mov_b32 v1, v2 :: v_dual_mov_b32 v2, v1
 v_dual_mul_f32 v0, v1, v2 :: v_dual_add_f32 v1, v0, v3
 v_dual_fmac_f32 v0, v1, v2 :: v_dual_cndmask_b32 v3, v0, v5
@@ -102,6 +103,8 @@ _DPP_NAMES = (
     "v_add_nc_u32_dpp v1, v1, v2",
     "v_cmp_gt_f32_e64_dpp s12, v2, v3",
     "v_add_f16_dpp v1.l, v2.h, v3.l",
+    "v_fma_mix_f32_e64_dpp v1, -v2, v3, v4",
+    "v_fma_mixhi_f16_e64_dpp v1, v2, v3, v1 op_sel:[1,0,1] op_sel_hi:[1,0,1]",
 )
 
 

@@ -132,6 +132,24 @@ def test_denormals_follow_the_descriptor():
     assert (with_denormals.F[3][0] == np.inf).all()
 
 
+def test_mixed_operations_flush_as_others_do():
+    """This includes the sources and results of float32 of an fma with float16 sources."""
+    tiny = f32(1e-40)
+    text = "v_fma_mix_f32 v2, v1, 1.0, v3\nv_fma_mix_f32 v4, v5, v5, v3"
+    numbers = {"v1": tiny, "v3": f32(0), "v5": f32(1e-20)}
+    assert (run(text, **numbers).V[[2, 4], 0] != 0).all()
+    flushed = run(text, mode={"denormals_32": False}, **numbers)
+    assert (flushed.V[[2, 4], 0] == 0).all()
+
+
+def test_mixed_operations_through_dpp():
+    controls = "quad_perm:[3,2,1,0] row_mask:0xf bank_mask:0x7"
+    text = f"v_fma_mix_f32_e64_dpp v2, -v1, v4, v3 op_sel_hi:[0,0,0] {controls}"
+    g = run(text, v1=LANE.astype(np.float32), v2=f32(7), v3=f32(1), v4=f32(2))
+    expected = np.where(LANE % 16 < 12, 1 - 2.0 * (LANE ^ 3), 7)
+    assert (g.F[2][0] == expected).all()
+
+
 def test_output_modifiers():
     scaled = "v_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2\nv_mul_f32 v5, v0, v1 div:2"
     flushing = {"ieee": False, "denormals_32": False}

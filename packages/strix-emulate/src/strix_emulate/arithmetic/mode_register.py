@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from strix_emulate.arithmetic import floats
 from strix_emulate.code.decode import Instruction, Operand, Unknown
 from strix_emulate.code.kernel import Kernel
 
@@ -30,6 +31,13 @@ def hardware_register(op: Operand) -> tuple[int, int, int]:
     """Return register number, first bit and number of bits in an S_GETREG or S_SETREG operand."""
     bits = int(op.value)
     return bits & 63, bits >> 6 & 31, (bits >> 11 & 31) + 1
+
+
+#: Instructions that ignore the CLAMP bit. According to the ISA, the bit limits results to [0, 1].
+#: But hardware ignores it: ROCm's __ockl_fdot2 always sets the bit, and bitsandbytes' float16
+#: product, which calls __ockl_fdot2, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100
+#: (bitsandbytes#2089).
+_CLAMP_IGNORED = {"v_dot2_f32_f16"}
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,46 @@ def clamped(x):
     zero = x.dtype.type(0)
     one = x.dtype.type(1)
     return np.where(np.isnan(x), zero, np.clip(x, zero, one) + zero)
+
+
+def output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
+    """Return output modifiers in the ISA's order: omod, then clamp, then denormals.
+
+    Omod has no effect in IEEE mode, and if results keep denormals. Where it has an effect, it turns
+    -0 into +0 (RDNA3 ISA, 7.2.3.1).
+    """
+    after: dict = {}
+    factor = ins.modifiers.get("mul", 1) / ins.modifiers.get("div", 1)
+    if factor != 1 and not mode.ieee and not mode.keeps(kind):
+        after["factor"] = factor
+    if ins.modifiers.get("clamp") and ins.name not in _CLAMP_IGNORED:
+        if not mode.clamp_nan:
+            raise Unknown("CLAMP is not supported without DX10_CLAMP")
+        after["clamp"] = True
+    if kind in ("f32", "f16", "f64") and not mode.keeps(kind):
+        after["flush"] = True
+    return after
+
+
+def finisher(after: dict) -> Callable:
+    """Return a function that applies output modifiers to a result."""
+    steps: list[Callable] = []
+    if "factor" in after:
+        factor = after["factor"]
+        steps.append(lambda x: floats.flush(x * x.dtype.type(factor)) + x.dtype.type(0))
+    if "clamp" in after:
+        steps.append(clamped)
+    if "flush" in after:
+        steps.append(lambda x: floats.flush(np.asarray(x)))
+    if not steps:
+        return lambda x: x
+
+    def finish(x):
+        for step in steps:
+            x = step(x)
+        return x
+
+    return finish
 
 
 def saturated(function: Callable, kind: str) -> Callable:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from strix_emulate.arithmetic import floats, subdword
-from strix_emulate.arithmetic.mode_register import Mode, clamped
+from strix_emulate.arithmetic.mode_register import Mode, finisher, output_modifiers
 from strix_emulate.arithmetic.subdword import (
     MIXED,
     PACKED,
@@ -244,17 +244,24 @@ def _compile_fma_mix(ins: Instruction, mode: Mode) -> Compiled:
     function = plain_function
     if kind == "f16" and mode.finite_16:
         function = floats.finite(plain_function)
-    reads = [reader(op, source_kind) for op, source_kind in sources]
+    keeps = tuple(mode.keeps(source_kind) for source_kind in kinds)
+    after = output_modifiers(ins, kind, mode)
+    dpp = ins.modifiers if "dpp" in ins.suffix else None
+    reads = []
+    for (op, source_kind), keeps_denormals in zip(sources, keeps, strict=True):
+        reads.append(reader(op, source_kind, keeps_denormals))
+    reads[0], lanes = dpp_source(dpp, reads[0])
+    finish = finisher(after)
     write = vector_writer(target, kind)
-    clamp = "clamp" in ins.modifiers
 
     def run(g: Waves):
-        value = function(*(np.asarray(read(g)) for read in reads))
-        write(g, clamped(value) if clamp else value)
+        value = finish(function(*(np.asarray(read(g)) for read in reads)))
+        write(g, value, lanes(g))
 
-    if clamp or function is not plain_function:
+    if function is not plain_function:
         return Compiled(run)
-    micro = MicroOp(mixed_name(kind, kinds), plain_function, kind, target, sources)
+    name = mixed_name(kind, kinds)
+    micro = MicroOp(name, plain_function, kind, target, sources, keeps, None, dpp, after)
     return compiled_for_c(run, micro)
 
 

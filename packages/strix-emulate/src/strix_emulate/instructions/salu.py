@@ -14,6 +14,7 @@ from strix_emulate.arithmetic.mode_register import (
     MODE,
     SHADER_CYCLES,
     Mode,
+    finisher,
     hardware_register,
 )
 from strix_emulate.arithmetic.scalars import (
@@ -32,7 +33,7 @@ from strix_emulate.code.decode import EXEC, Instruction, Operand, Unknown
 from strix_emulate.code.target import Target
 from strix_emulate.errors import Trap
 from strix_emulate.instructions.microops import Compiled, MicroOp, compiled_for_c
-from strix_emulate.instructions.valu import finisher, vector_micro_op
+from strix_emulate.instructions.valu import vector_micro_op
 from strix_emulate.memory.addressing import Spaces
 from strix_emulate.memory.waits import LGKM, Outstanding, issue, registers
 from strix_emulate.memory.waves import Waves, reader, scalar_writer

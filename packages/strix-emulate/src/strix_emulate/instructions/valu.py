@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from strix_emulate.arithmetic import floats, subdword
-from strix_emulate.arithmetic.mode_register import Mode, clamped, saturated
+from strix_emulate.arithmetic.mode_register import Mode, finisher, output_modifiers, saturated
 from strix_emulate.arithmetic.operations import (
     ACCUMULATING,
     EXTREMES,
@@ -27,11 +27,6 @@ from strix_emulate.memory.waves import VCC_OPERAND, mask_reader, mask_writer, re
 _NO_OVERFLOW = {"v_rsq_f16", "v_log_f16", "v_div_fixup_f16"}
 #: Instructions for which the effect of FP16_OVFL is not known.
 _HALVES_INSIDE = {"v_dot2_f16_f16"}
-#: Instructions that ignore the CLAMP bit. According to the ISA, the bit limits results to [0, 1].
-#: But hardware ignores it: ROCm's __ockl_fdot2 always sets the bit, and bitsandbytes' float16
-#: product, which calls __ockl_fdot2, was correct on gfx1151 (bitsandbytes#1979) and on gfx1100
-#: (bitsandbytes#2089).
-_CLAMP_IGNORED = {"v_dot2_f32_f16"}
 _DPP_MODIFIERS = {
     "row_mask",
     "bank_mask",
@@ -179,7 +174,7 @@ def vector_micro_op(ins: Instruction, mode: Mode) -> MicroOp:
         operands.append(Operand("lane"))
     sources = _typed_sources(name, operands, kinds)
     keeps = tuple(mode.keeps(k) for k in kinds)
-    after = {} if saturates else _output_modifiers(ins, kind, mode)
+    after = {} if saturates else output_modifiers(ins, kind, mode)
     return MicroOp(key, function, kind, target, sources, keeps, None, dpp, after)
 
 
@@ -321,43 +316,3 @@ def _require_modifiers(ins: Instruction, allowed: set[str]) -> None:
         allowed = allowed | _DPP_MODIFIERS
     for key in ins.modifiers.keys() - allowed:
         raise Unknown(f"unsupported modifier {key}")
-
-
-def _output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
-    """Return output modifiers in the ISA's order: omod, then clamp, then denormals.
-
-    Omod has no effect in IEEE mode, and if results keep denormals. Where it has an effect, it turns
-    -0 into +0 (RDNA3 ISA, 7.2.3.1).
-    """
-    after: dict = {}
-    factor = ins.modifiers.get("mul", 1) / ins.modifiers.get("div", 1)
-    if factor != 1 and not mode.ieee and not mode.keeps(kind):
-        after["factor"] = factor
-    if ins.modifiers.get("clamp") and ins.name not in _CLAMP_IGNORED:
-        if not mode.clamp_nan:
-            raise Unknown("CLAMP is not supported without DX10_CLAMP")
-        after["clamp"] = True
-    if kind in ("f32", "f16", "f64") and not mode.keeps(kind):
-        after["flush"] = True
-    return after
-
-
-def finisher(after: dict) -> Callable:
-    """Return a function that applies output modifiers to a result."""
-    steps: list[Callable] = []
-    if "factor" in after:
-        factor = after["factor"]
-        steps.append(lambda x: floats.flush(x * x.dtype.type(factor)) + x.dtype.type(0))
-    if "clamp" in after:
-        steps.append(clamped)
-    if "flush" in after:
-        steps.append(lambda x: floats.flush(np.asarray(x)))
-    if not steps:
-        return lambda x: x
-
-    def finish(x):
-        for step in steps:
-            x = step(x)
-        return x
-
-    return finish

@@ -222,7 +222,7 @@ static void apply_dpp(State *w, const Op *o, const void *from, void *to, uint32_
   else PERMUTE(uint16_t)
 }
 
-// Applies output modifiers in the ISA's order. See valu._output_modifiers.
+// Applies output modifiers in the ISA's order. See mode_register.output_modifiers.
 static void apply_output_modifiers(const Op *o, void *at, long n) {
   float *x = at;
   if (o->after & FACTOR) {
