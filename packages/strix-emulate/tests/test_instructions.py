@@ -142,6 +142,17 @@ def test_mixed_operations_flush_as_others_do():
     assert (flushed.V[[2, 4], 0] == 0).all()
 
 
+def test_packed_operations_flush_as_others_do():
+    numbers = {"v1": LANE * 0 + 0x00010400, "v2": LANE * 0 + 0x3C003800}
+    text = "v_pk_mul_f16 v3, v1, v2\nv_pk_max_f16 v4, v1, v1"
+    g = run(text, **numbers)
+    assert (g.V[3][0] == 0x00010200).all()
+    assert (g.V[4][0] == 0x00010400).all()
+    g = run(text, mode={"denormals_16_64": False}, **numbers)
+    assert (g.V[3][0] == 0).all()
+    assert (g.V[4][0] == 0x00000400).all()
+
+
 def test_mixed_operations_through_dpp():
     controls = "quad_perm:[3,2,1,0] row_mask:0xf bank_mask:0x7"
     text = f"v_fma_mix_f32_e64_dpp v2, -v1, v4, v3 op_sel_hi:[0,0,0] {controls}"

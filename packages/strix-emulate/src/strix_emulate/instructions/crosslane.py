@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -272,7 +273,7 @@ def _compile_packed(ins: Instruction, mode: Mode) -> Compiled:
     the high half. CLAMP saturates integers, and limits floats to 0 to 1.
     """
     clamp = bool(ins.modifiers.get("clamp"))
-    kind, kinds, plain_function = packed(ins.name, clamp)
+    kind, _, plain_function = packed(ins.name, clamp)
     function = plain_function
     if kind == "f16" and mode.finite_16:
         # FP16_OVFL acts before the clamp.
@@ -281,6 +282,35 @@ def _compile_packed(ins: Instruction, mode: Mode) -> Compiled:
             function = clamped_half(function)
     if ins.modifiers.keys() - {"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp"}:
         raise Unknown(f"unsupported modifiers {sorted(ins.modifiers)}")
+    micros = _packed_micros(ins, mode, plain_function)
+    finish = finisher(micros[0].after)
+    reads_of_halves = []
+    for micro in micros:
+        reads_of_halves.append([reader(op, kind, mode.keeps(kind)) for op, _ in micro.sources])
+    writes = [vector_writer(cast(Operand, micro.target), kind) for micro in micros]
+
+    def run(g: Waves):
+        results = []
+        for reads in reads_of_halves:
+            results.append(finish(function(*(np.asarray(read(g)) for read in reads))))
+        for write, result in zip(writes, results, strict=True):
+            write(g, result)
+
+    if function is not plain_function:
+        return Compiled(run)
+    return compiled_for_c(run, *micros)
+
+
+def _packed_micros(ins: Instruction, mode: Mode, function: Callable) -> list[MicroOp]:
+    """Return the operations of a packed instruction on the low and the high half.
+
+    `function` is that of `packed`, which includes CLAMP.
+    """
+    clamp = bool(ins.modifiers.get("clamp"))
+    kind, kinds, _ = packed(ins.name, clamp)
+    after = output_modifiers(ins, kind, mode) if kind == "f16" else {}
+    after.pop("clamp", None)
+    keeps = (mode.keeps(kind),) * len(kinds)
     target, *operands = ins.operands
     if ins.name == "v_pk_fmac_f16":
         operands.append(target)
@@ -294,20 +324,8 @@ def _compile_packed(ins: Instruction, mode: Mode) -> Compiled:
         sources = tuple((op, kind) for op in _select_halves(operands, picks, signs))
         half_target = Operand("v", target.index, 1, half)
         name = packed_name(ins.name, clamp)
-        micros.append(MicroOp(name, plain_function, kind, half_target, sources))
-    reads_of_halves = [[reader(op, kind) for op, _ in micro.sources] for micro in micros]
-    writes = [vector_writer(Operand("v", target.index, 1, half), kind) for half in "lh"]
-
-    def run(g: Waves):
-        results = []
-        for reads in reads_of_halves:
-            results.append(function(*(np.asarray(read(g)) for read in reads)))
-        for write, result in zip(writes, results, strict=True):
-            write(g, result)
-
-    if function is not plain_function:
-        return Compiled(run)
-    return compiled_for_c(run, *micros)
+        micros.append(MicroOp(name, function, kind, half_target, sources, keeps, after=after))
+    return micros
 
 
 def _select_halves(operands: list[Operand], picks: tuple, signs: tuple) -> list[Operand]:
