@@ -175,6 +175,25 @@ def test_output_modifiers():
         assert (g.V[5][0] == 0x80000000).all()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "v_cvt_i32_f32_e64 v2, v1 clamp",
+        "v_cvt_pk_rtz_f16_f32_e64 v2, v1, v1 clamp",
+        "v_div_scale_f32 v2, vcc_lo, v1, v1, v1 clamp",
+    ],
+)
+def test_clamp_is_refused_where_it_is_not_computed(text):
+    """In particular, the bits of an integer result must not be limited to 0 to 1."""
+    with pytest.raises(Trap, match="unsupported modifier clamp"):
+        run(text, v1=f32(7))
+
+
+def test_clamp_limits_the_last_step_of_a_division():
+    numbers = {"v1": f32(5), "v2": f32(3), "scalars": {decode.VCC: 0}}
+    assert (run("v_div_fmas_f32 v3, v1, v2, v2 clamp", **numbers).F[3][0] == 1).all()
+
+
 def test_a_dot_product_of_halves_ignores_clamp():
     """Hardware also ignores clamp. ROCm's device library always sets the bit."""
     ones = 0x3C003C00

@@ -156,17 +156,17 @@ def vector_micro_op(ins: Instruction, mode: Mode) -> MicroOp:
     name = ins.name
     if name not in NAMES:
         raise Unknown("unsupported mnemonic")
+    dpp = ins.modifiers if "dpp" in ins.suffix else None
+    if name in MASKED:
+        return _masked_micro_op(ins, mode, dpp)
     saturates = name in SATURATING and "clamp" in ins.modifiers
+    key, kind, kinds, function = _function(name, mode, saturates)
     allowed = set()
-    if _is_float(name):
+    if kind[0] == "f":
         allowed = {"clamp", "mul", "div"}
     elif saturates:
         allowed = {"clamp"}
     _require_modifiers(ins, allowed)
-    dpp = ins.modifiers if "dpp" in ins.suffix else None
-    if name in MASKED:
-        return _masked_micro_op(ins, mode, dpp)
-    key, kind, kinds, function = _function(name, mode, saturates)
     target, *operands = ins.operands
     if name in ACCUMULATING and len(operands) == len(kinds) - 1:
         operands.append(target)
@@ -182,6 +182,9 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
     """Return the operation of an instruction that reads or writes a lane mask."""
     name = ins.name
     kind, kinds, function, has_flag = MASKED[name]
+    # V_DIV_FMAS has a result that output modifiers apply to.
+    allowed = {"clamp", "mul", "div"} if kind[:1] == "f" and not has_flag else set()
+    _require_modifiers(ins, allowed)
     operands = list(ins.operands)
     target = operands.pop(0) if kind else None
     flag = None
@@ -194,7 +197,8 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
         operands.append(VCC_OPERAND)
     sources = _typed_sources(name, operands, kinds)
     keeps = tuple(mode.keeps(k) for k in kinds)
-    return MicroOp(name, function, kind, target, sources, keeps, flag, dpp)
+    after = output_modifiers(ins, kind, mode) if allowed else {}
+    return MicroOp(name, function, kind, target, sources, keeps, flag, dpp, after)
 
 
 def _typed_sources(
@@ -304,10 +308,6 @@ def _compile_quad_sad(ins: Instruction) -> Callable:
             write(g, result)
 
     return run
-
-
-def _is_float(name: str) -> bool:
-    return name.endswith(("f32", "f16", "f64")) and "cmp" not in name
 
 
 def _require_modifiers(ins: Instruction, allowed: set[str]) -> None:
