@@ -452,6 +452,15 @@ def test_negated_sources():
     assert (g.V[4][0].view(np.float16)[1::2] == -1.5).all()
 
 
+def test_the_null_register_is_zero_as_a_pair_and_as_a_mask():
+    """The second register of a pair would be M0."""
+    text = "s_mov_b64 s[0:1], null\nv_cndmask_b32_e64 v2, v0, v1, null\nv_add_f16 v3.l, null, null"
+    g = run(text, scalars={decode.M0: 7}, v0=LANE, v1=LANE + 100, v3=LANE)
+    assert g.S[:2, 0, 0].tolist() == [0, 0]
+    assert (g.V[2][0] == LANE).all()
+    assert (g.V[3][0] == 0).all()
+
+
 def test_packed_halves_may_be_fractions_and_negated():
     numbers = {"v1": LANE * 0 + 0x40003C00, "v2": LANE * 0 + 0xC4004200}
     for sources, expected in (

@@ -8,6 +8,7 @@ they reach the same instruction again.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -319,9 +320,6 @@ def _scalar_reader(
         dtype = _dtype(letter, 16)
         shift = np.uint32(16 if op.half == "h" else 0)
         return lambda g: (g.S[i] >> shift).astype(np.uint16).view(dtype)
-    if i == NULL:
-        zero = constant_value(ZERO, kind)
-        return lambda _g: zero
     view = {"f": "SF", "i": "SI"}.get(letter, "S")
     return lambda g: getattr(g, view)[i]
 
@@ -352,6 +350,8 @@ def reader(op: Operand, kind: str, denormals: bool = True) -> Callable:
     Returns:
         A function on waves. Its result may share memory with a register.
     """
+    if op.kind == "s" and op.index == NULL:
+        op = replace(op, kind="const", value=0, half="")
     read = _constant_reader(op, kind) if op.kind == "const" else _raw_reader(op, kind)
     if kind == "bf16" and op.kind != "const":
         read = _bfloat_reader(read)
@@ -463,6 +463,8 @@ def scalar_writer(op: Operand, kind: str = "b32") -> Callable:
 def mask_reader(op: Operand) -> Callable:
     """Return a reader of a lane mask (VCC, an SGPR or a pair of them) as booleans (n, width)."""
     i = op.index
+    if i == NULL:
+        return lambda g: np.zeros((g.n, g.width), bool)
     return lambda g: unpack(g.masks(i))
 
 
