@@ -471,6 +471,18 @@ def test_packed_halves_may_be_fractions_and_negated():
         assert (run(f"v_pack_b32_f16 v0, {sources}", **numbers).V[0] == expected).all(), sources
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "v_dot2_f16_f16 v2.l, -v0, v1, v0.l",
+        "v_movrels_b32_dpp v2, v1 row_mirror row_mask:0xf bank_mask:0xf",
+    ],
+)
+def test_modifiers_are_not_dropped(text):
+    with pytest.raises(Trap, match="cannot execute"):
+        run(text, scalars={decode.M0: 0}, v0=LANE, v1=LANE)
+
+
 def test_vopd_reads_before_it_writes():
     g = run("v_dual_mov_b32 v1, v2 :: v_dual_mov_b32 v2, v1", v1=LANE, v2=LANE + 100)
     assert (g.V[1][0] == LANE + 100).all()

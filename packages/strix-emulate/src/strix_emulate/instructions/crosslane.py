@@ -375,6 +375,8 @@ def _compile_move_relative(ins: Instruction, _mode: Mode) -> Compiled:
 
     V_MOVRELSD_2 adds bits 0 to 9 of M0 to the source, and bits 16 to 25 to the destination.
     """
+    if ins.modifiers:
+        raise Unknown(f"unsupported modifiers {sorted(ins.modifiers)}")
     target, source = ins.operands
     by_source = "rels" in ins.name
     by_target = "reld" in ins.name or "sd" in ins.name

@@ -212,6 +212,8 @@ def _typed_sources(
         is_pack = name == "v_pack_b32_f16"
         if is_pack or (name.startswith("v_dot2") and i < 2):
             op = _half_source(op, name)
+        if name.startswith("v_dot2") and i < 2 and (op.neg or op.abs):
+            raise Unknown("a negative or absolute source of two numbers")
         has_sign = kind[0] == "f" or kind == "bf16" or "cndmask" in name or is_pack
         if not has_sign:
             # NEG and ABS have no effect on integers: LLVM does not print them.
