@@ -385,6 +385,38 @@ USES = {
         "v_readfirstlane_b32 s9, v2\ns_add_u32 s9, s9, 1\nv_mov_b32 v5, s9",
         "global_store_b32 v7, v5, s[6:7] offset:128",
     ),
+    "a scalar and a constant": (
+        "v_readfirstlane_b32 s9, v2\ns_addk_i32 s9, 1\nv_mov_b32 v5, s9",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a bit of a scalar": (
+        "v_readfirstlane_b32 s9, v2\ns_bitset1_b32 s9, 3\nv_mov_b32 v5, s9",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a sum of scalar floats": (
+        "v_readfirstlane_b32 s9, v2\ns_fmac_f32 s9, s8, s8\nv_mov_b32 v5, s9",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a carry": (
+        "v_add_co_u32 v5, vcc_lo, v2, v2\nv_add_co_ci_u32 v5, vcc_lo, 0, v7, vcc_lo",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a carry of a scalar": (
+        "v_readfirstlane_b32 s9, v2\ns_addk_i32 s9, 1\ns_cselect_b32 s9, 1, 0\nv_mov_b32 v5, s9",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a mask that is implicit": (
+        "v_cmp_eq_u32 vcc_lo, 0, v2\nv_dual_cndmask_b32 v5, v7, v1 :: v_dual_mov_b32 v4, 0",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "lanes that DPP does not write": (
+        "v_mov_b32 v5, v2\nv_add_f32_e64_dpp v5, v7, v7 row_shl:1 row_mask:0xf bank_mask:0xf",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
+    "a register by its number": (
+        "s_mov_b32 m0, 1\nv_mov_b32 v5, 0\nv_movreld_b32 v4, v2",
+        "global_store_b32 v7, v5, s[6:7] offset:128",
+    ),
     "a loop": (
         "s_mov_b32 s9, 3\nv_mov_b32 v5, 0\nagain: v_mov_b32 v6, v5\nv_mov_b32 v5, v2\n"
         "s_sub_u32 s9, s9, 1\ns_cmp_lg_u32 s9, 0\ns_cbranch_scc1 again",

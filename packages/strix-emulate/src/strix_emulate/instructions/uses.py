@@ -34,6 +34,7 @@ _INACTIVE = 2 * _PART
 _PLAIN = (1 << _PART) - 1
 _VECTORS = registers("v", 0, 256)
 _WRITES_SCC = {
+    "s_addk_i32",
     *scalars.WITH_SCC,
     *scalars.COMPARES,
     *scalars.IMMEDIATE,
@@ -47,6 +48,8 @@ _WHOLE = re.compile(r"(v|global|flat|buffer|scratch|ds)_\w+_[biuf](32|64|96|128)
 #: Vector instructions that read lanes which are not active. Those with DPP do, too.
 _READS_INACTIVE = re.compile(r"v_readlane|v_permlane|v_wmma|ds_(b?permute|swizzle)")
 _ACCUMULATES = re.compile(r"v_(dual_)?fmac|v_writelane|v_dot\w+acc|v_dot2c")
+#: Scalar instructions whose target is also a source.
+_READS_TARGET = ("s_addk_", "s_mulk_", "s_bitset", "s_fmac_")
 _CALLS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
 
@@ -76,7 +79,8 @@ class Uses:
     """The flow of loaded values through the code of a kernel that calls no function.
 
     Attributes:
-        complete: Whether all of the code is known, because the kernel calls no function.
+        complete: Whether all of the flow is known, because the kernel calls no function, and M0
+            selects no vector registers.
         numbers: Numbers of loads and stores, by address. A load has its position in `loads`. A
             store or atomic has its position among the stores and atomics, modulo 64.
         loads: The loads.
@@ -88,7 +92,10 @@ class Uses:
         self._successors: list[list[int]] | None = None
         self._meetings: dict[int, int] | None = None
         self._reached: dict[int, int] = {}
-        self.complete = not any(ins.name in _CALLS for ins in instructions)
+        self.complete = True
+        for ins in instructions:
+            if ins.name in _CALLS or ins.name.startswith("v_movrel"):
+                self.complete = False
         self.numbers: dict[int, int] = {}
         self.loads: list[Instruction] = []
         store_count = 0
@@ -256,7 +263,7 @@ def _dependent_targets(ins: Instruction, bits: int, written: int) -> int:
         written: Bit mask of the instruction's targets.
     """
     depending = _depending(bits)
-    if ins.suffix == "dpp" or _READS_INACTIVE.match(ins.name):
+    if "dpp" in ins.suffix or _READS_INACTIVE.match(ins.name):
         depending |= bits >> _INACTIVE
     exec_before = bits & (_EXEC | _PART_OF_EXEC)
     sources = _source_bits(ins)
@@ -295,13 +302,14 @@ def _source_bits(ins: Instruction) -> int:
     if ins.name.startswith(("v_swap_", "buffer_atomic_")):
         # These read the registers that they write.
         return operand_bits(*ins.operands)
-    sources = [op for op in ins.operands if op not in written]
-    if len(ins.operands) > 1 and ins.operands[0] in ins.operands[1:]:
+    # The operands that an instruction writes come first. A source may be the same register.
+    sources = list(ins.operands[len(written) :])
+    if ins.name.startswith(_READS_TARGET):
         sources.append(ins.operands[0])
     bits = operand_bits(*sources)
     if ins.name in _READS_SCC or ins.name.startswith("s_cmov"):
         bits |= _SCC
-    if ins.name.startswith("v_div_fmas"):
+    if ins.name.startswith(("v_div_fmas", "v_dual_cndmask")):
         bits |= _VCC
     if has_action(ins.name, "count"):
         bits |= _M0
@@ -314,6 +322,6 @@ def _replaces(ins: Instruction) -> bool:
         return not ins.name.startswith("s_cmov")
     if ins.name.startswith("v_cmp") or "lane_b32" in ins.name:
         return not ins.name.startswith("v_writelane")
-    if ins.suffix == "dpp":
+    if "dpp" in ins.suffix:
         return False
     return bool(_WHOLE.match(ins.name)) and not _ACCUMULATES.match(ins.name)
