@@ -71,6 +71,7 @@ v_readlane_b32 s4, v1, 45
 s_mov_b64 s[4:5], exec
 s_add_u32 m0, s4, null
 s_mov_b64 s[4:5], null
+v_ashrrev_i64 v[2:3], v1, 0xffffff00
 v_lshrrev_b64 v[2:3], 1, null
 v_mov_b32 v1, m0
 v_fma_mixlo_f16 v1, v2, s4, v4 op_sel:[1,0,1] op_sel_hi:[1,0,1]

@@ -7,7 +7,7 @@ import exact
 import numpy as np
 import pytest
 import selftest
-from single import LANE, f32, run
+from single import FULL, LANE, f32, run
 from strix_emulate.arithmetic import floats
 from strix_emulate.code import decode
 from strix_emulate.errors import Trap
@@ -286,6 +286,19 @@ def test_literals_that_an_inline_constant_would_do_for():
         decode.Operand("const", value=1.0),
         decode.Operand("const", value=0x3F800000, literal=True),
     )
+
+
+def test_literals_of_64_bits_are_sign_extended_for_signed_operands():
+    text = """
+    v_ashrrev_i64 v[0:1], 4, 0xffffff00
+    v_lshrrev_b64 v[2:3], 4, 0xffffff00
+    s_ashr_i64 s[0:1], 0xffffff00, 4
+    v_cmp_lt_i64 s2, 0xffffff00, v[4:5]
+    v_cmp_lt_u64 s3, 0xffffff00, v[4:5]
+    """
+    g = run(text, v4=LANE, v5=LANE * 0)
+    assert g.V[:4, 0, 0].tolist() == [0xFFFFFFF0, FULL, 0x0FFFFFF0, 0]
+    assert g.S[:4, 0, 0].tolist() == [0xFFFFFFF0, FULL, FULL, 0]
 
 
 def test_carries_through_dpp():

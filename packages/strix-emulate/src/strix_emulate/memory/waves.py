@@ -273,6 +273,10 @@ def _bits(op: Operand, kind: str, span: int) -> int:
     if kind == "f64" and op.literal:
         # A literal is the high half of a 64-bit float.
         return (value & 0xFFFFFFFF) << 32
+    if kind == "i64" and op.literal:
+        # Hardware sign-extends the literal of a signed operand, and zero-extends that of other
+        # operands (llvm-project#70274).
+        value = (value ^ 1 << 31) - (1 << 31)
     return value & ((1 << span) - 1)
 
 
