@@ -110,6 +110,21 @@ def test_the_other_half_of_a_register_that_is_loaded():
             execute(body)
 
 
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "v_div_fmas_f32 v5, v1, v1, v1",
+        "v_dual_cndmask_b32 v5, v1, v1 :: v_dual_mov_b32 v4, 0",
+    ],
+)
+def test_a_load_into_the_mask_that_an_instruction_reads_without_naming_it(use, native):
+    body = LOAD + "s_load_b32 vcc_lo, s[4:5], 0x0\n{}" + use + "\ns_endpgm\n"
+    execute(body.format("s_waitcnt lgkmcnt(0)\n"), native=native)
+    with pytest.raises(Trap, match="pending: uses a register"):
+        execute(body.format(""), native=native)
+
+
 def test_scalar_loads_come_in_any_order():
     with pytest.raises(Trap, match="pending"):
         execute(

@@ -49,6 +49,11 @@ def written_operands(ins: Instruction) -> tuple[Operand, ...]:
     return ins.operands[:1]
 
 
+def reads_vcc_implicitly(ins: Instruction) -> bool:
+    """Return whether an instruction reads VCC although VCC is not one of its operands."""
+    return ins.name.startswith(("v_div_fmas", "v_dual_cndmask"))
+
+
 def predecessors(instructions: list[Instruction]) -> list[list[int]]:
     """Return for each instruction the indices of those that may be executed right before it."""
     numbers = {ins.address: i for i, ins in enumerate(instructions)}

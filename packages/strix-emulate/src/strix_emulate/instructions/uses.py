@@ -9,6 +9,7 @@ from strix_emulate.code.decode import EXEC, M0, VCC, Instruction
 from strix_emulate.instructions.flow import (
     post_dominators,
     predecessors,
+    reads_vcc_implicitly,
     written_operands,
 )
 from strix_emulate.instructions.mnemonics import has_action
@@ -309,7 +310,7 @@ def _source_bits(ins: Instruction) -> int:
     bits = operand_bits(*sources)
     if ins.name in _READS_SCC or ins.name.startswith("s_cmov"):
         bits |= _SCC
-    if ins.name.startswith(("v_div_fmas", "v_dual_cndmask")):
+    if reads_vcc_implicitly(ins):
         bits |= _VCC
     if has_action(ins.name, "count"):
         bits |= _M0

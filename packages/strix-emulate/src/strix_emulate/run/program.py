@@ -17,7 +17,7 @@ from strix_emulate.instructions.steps import Step, Traits
 from strix_emulate.instructions.uses import Uses
 from strix_emulate.memory import addressing, waits
 from strix_emulate.memory.waits import operand_bits
-from strix_emulate.memory.waves import GENERAL_SCALARS, Waves
+from strix_emulate.memory.waves import GENERAL_SCALARS, VCC_OPERAND, Waves
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
 
@@ -565,6 +565,8 @@ def _find_traits(
     else:
         for part in ins.pair or (ins,):
             reads |= operand_bits(*part.operands)
+            if flow.reads_vcc_implicitly(part):
+                reads |= operand_bits(VCC_OPERAND)
     return Traits(
         reads,
         target,
