@@ -273,10 +273,21 @@ typedef struct hipMemsetParams {
     size_t width;
 } hipMemsetParams;
 
+typedef enum hipLaunchAttributeID { hipLaunchAttributeCooperative = 2 } hipLaunchAttributeID;
+typedef union hipLaunchAttributeValue {
+    char pad[64];
+    int cooperative;
+} hipLaunchAttributeValue;
+typedef struct hipLaunchAttribute_st {
+    hipLaunchAttributeID id;
+    char pad[4];
+    hipLaunchAttributeValue value;
+} hipLaunchAttribute;
+
 typedef struct {
     unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
     hipStream_t hStream;
-    void *attrs;
+    hipLaunchAttribute *attrs;
     unsigned numAttrs;
 } HIP_LAUNCH_CONFIG;
 
@@ -284,7 +295,7 @@ typedef struct {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
     hipStream_t stream;
-    void *attrs;
+    hipLaunchAttribute *attrs;
     unsigned numAttrs;
 } hipLaunchConfig_t;
 

@@ -37,12 +37,20 @@ API(hipModuleLaunchCooperativeKernel)(hipFunction_t f, unsigned gx, unsigned gy,
                                       hipStream_t stream, void **values) {
     return launch(f, (dim3){gx, gy, gz}, (dim3){bx, by, bz}, lds, stream, values, NULL, true);
 }
+/* Returns whether the attributes of a launch request a cooperative one. The others are hints. */
+static bool is_cooperative(const hipLaunchAttribute *attributes, unsigned count) {
+    for (unsigned i = 0; attributes && i < count; i++)
+        if (attributes[i].id == hipLaunchAttributeCooperative && attributes[i].value.cooperative)
+            return true;
+    return false;
+}
+
 API(hipDrvLaunchKernelEx)(const HIP_LAUNCH_CONFIG *c, hipFunction_t f, void **values,
                           void **extra) {
     if (!c) return device_enter(), device_leave(hipErrorInvalidValue);
     return launch(f, (dim3){c->gridDimX, c->gridDimY, c->gridDimZ},
                   (dim3){c->blockDimX, c->blockDimY, c->blockDimZ}, c->sharedMemBytes, c->hStream,
-                  values, extra, false);
+                  values, extra, is_cooperative(c->attrs, c->numAttrs));
 }
 /* x, y and z are the size of the grid in threads, not in workgroups. */
 API(hipExtModuleLaunchKernel)(hipFunction_t f, uint32_t x, uint32_t y, uint32_t z, uint32_t bx,
@@ -79,7 +87,7 @@ API(hipExtLaunchKernel)(const void *host, dim3 grid, dim3 block, void **values, 
 API(hipLaunchKernelExC)(const hipLaunchConfig_t *c, const void *host, void **values) {
     if (!c) return device_enter(), device_leave(hipErrorInvalidValue);
     return launch_host(host, c->gridDim, c->blockDim, c->dynamicSmemBytes, c->stream, values,
-                       false);
+                       is_cooperative(c->attrs, c->numAttrs));
 }
 
 static hipError_t attributes(hipFuncAttributes *to, hipFunction_t function) {

@@ -123,6 +123,22 @@ def handles() -> dict:
     return results
 
 
+class LaunchConfig(ctypes.Structure):
+    """HIP_LAUNCH_CONFIG with one attribute, which requests a cooperative launch."""
+
+    _fields_ = [
+        ("sizes", ctypes.c_uint * 7),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("count", ctypes.c_uint),
+    ]
+
+    def __init__(self, grid: int, threads: int):
+        self.attribute = (c_int * 18)(2, 0, 1)
+        sizes = (ctypes.c_uint * 7)(grid, 1, 1, threads, 1, 1, 0)
+        super().__init__(sizes, None, ctypes.addressof(self.attribute), 1)
+
+
 def add(path: str) -> dict:
     """Launch the Triton kernel add correctly, wrongly configured, and with too short arrays."""
     function = load(path, "add")
@@ -132,6 +148,12 @@ def add(path: str) -> dict:
     results = {"launch": launch(function, 4, 128, *arrays, c_int(1000))}
     results["sum"] = sum((ctypes.c_float * 1000).from_address(arrays[2].value))
     results["no kernel"] = launch(c_void_p(), 4, 128, *arrays, c_int(1000))
+    config = LaunchConfig(100_000, 128)
+    arguments = [*arrays, c_int(1000), c_void_p(), c_void_p()]
+    values = (c_void_p * 6)(*map(ctypes.addressof, arguments))
+    results["too many cooperative waves"] = call(
+        "hipDrvLaunchKernelEx", byref(config), function, values, None
+    )
     results["too many threads"] = launch(function, 4, 2048, *arrays, c_int(1000))
     results["still usable"] = launch(function, 4, 128, *arrays, c_int(1000))
     results["too far"] = launch(function, 5, 128, *arrays, c_int(1280))

@@ -99,6 +99,7 @@ def test_launches(folder: Path) -> None:
         "launch": "hipSuccess",
         "sum": 3750,
         "no kernel": "hipErrorInvalidHandle",
+        "too many cooperative waves": "hipErrorCooperativeLaunchTooLarge",
         "too many threads": "hipErrorInvalidConfiguration",
         "still usable": "hipSuccess",
         "too far": "hipErrorIllegalAddress",
