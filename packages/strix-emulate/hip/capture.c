@@ -73,13 +73,14 @@ API(hipStreamBeginCapture)(hipStream_t stream, hipStreamCaptureMode mode) {
     LEAVE(hipSuccess);
 }
 
-/* Returns whether a node is in `end`, or a node in `end` depends on it directly or indirectly. */
-static bool is_joined(const struct tail *end, hipGraphNode_t node) {
-    for (size_t i = 0; i < end->count; i++) {
-        struct tail before = {end->nodes[i]->dependencies, end->nodes[i]->dependency_count};
-        if (end->nodes[i] == node || is_joined(&before, node)) return true;
+/* Marks nodes of a graph, and all nodes on which they depend directly or indirectly. */
+static void mark(hipGraph_t graph, bool *marked, const hipGraphNode_t *nodes, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        size_t at = graph_index(graph, nodes[i]);
+        if (marked[at]) continue;
+        marked[at] = true;
+        mark(graph, marked, nodes[i]->dependencies, nodes[i]->dependency_count);
     }
-    return false;
 }
 
 API(hipStreamEndCapture)(hipStream_t stream, hipGraph_t *graph) {
@@ -88,10 +89,16 @@ API(hipStreamEndCapture)(hipStream_t stream, hipGraph_t *graph) {
     struct capture *capture = capture_of(stream);
     REQUIRE(capture, hipErrorIllegalState);
     REQUIRE(capture->origin == stream, hipErrorStreamCaptureUnmatched);
+    /* The nodes on which the origin's next node would depend, directly or indirectly. */
+    bool *joined = calloc(capture->graph->count + 1, 1);
+    REQUIRE(joined, hipErrorOutOfMemory);
+    mark(capture->graph, joined, stream->tail.nodes, stream->tail.count);
     hipError_t error = capture->invalid ? hipErrorStreamCaptureInvalidated : hipSuccess;
     for (hipStream_t s = stream_first(); s; s = s->next)
         for (size_t i = 0; !error && s->capture == capture && i < s->tail.count; i++)
-            if (!is_joined(&stream->tail, s->tail.nodes[i])) error = hipErrorStreamCaptureUnjoined;
+            if (!joined[graph_index(capture->graph, s->tail.nodes[i])])
+                error = hipErrorStreamCaptureUnjoined;
+    free(joined);
     for (hipStream_t s = stream_first(); s; s = s->next)
         if (s->capture == capture) s->capture = NULL, s->tail.count = 0;
     event_forget(capture);

@@ -123,6 +123,36 @@ def handles() -> dict:
     return results
 
 
+def capture() -> dict:
+    """Capture a stream that forks and joins often, beside a stream that joins only at the end."""
+    memory = allocate(64)
+    streams = [c_void_p() for _ in range(3)]
+    for stream in streams:
+        assert hip.hipStreamCreate(byref(stream)) == 0
+    main, side, last = streams
+
+    def fill(stream: c_void_p) -> None:
+        assert hip.hipMemsetAsync(memory, 0, c_size_t(64), stream) == 0
+
+    def wait_for(stream: c_void_p, other: c_void_p) -> None:
+        event = c_void_p()
+        assert hip.hipEventCreate(byref(event)) == 0
+        assert hip.hipEventRecord(event, other) == 0
+        assert hip.hipStreamWaitEvent(stream, event, 0) == 0
+
+    assert hip.hipStreamBeginCapture(main, 0) == 0
+    fill(main)
+    wait_for(last, main)
+    fill(last)
+    for _ in range(100):
+        wait_for(side, main)
+        fill(side)
+        fill(main)
+        wait_for(main, side)
+    wait_for(main, last)
+    return {"end": call("hipStreamEndCapture", main, byref(c_void_p()))}
+
+
 class LaunchConfig(ctypes.Structure):
     """HIP_LAUNCH_CONFIG with one attribute, which requests a cooperative launch."""
 

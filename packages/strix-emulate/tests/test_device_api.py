@@ -93,6 +93,10 @@ def test_handles(folder: Path) -> None:
     }
 
 
+def test_capture_of_many_forks(folder: Path) -> None:
+    assert scenario(folder, "capture")[0] == {"end": "hipSuccess"}
+
+
 def test_launches(folder: Path) -> None:
     results, text = scenario(folder, "add", folder / "add.hsaco")
     assert results == {
