@@ -186,6 +186,19 @@ def test_command_line(elf, tmp_path):
     assert "--arg" in command("run", kernel, "--grid", "2", "--arg", "in=none.npy", code=2)
 
 
+def test_outputs_have_the_given_name(elf, tmp_path):
+    kernel = tmp_path / "add.hsaco"
+    kernel.write_bytes(elf)
+    np.save(tmp_path / "x.npy", np.ones(100, np.float32))
+    inputs = ["--arg", f"in={tmp_path / 'x.npy'}"] * 2
+    start = ["run", kernel, "--grid", "1", *inputs]
+    command(*start, "--arg", f"out={tmp_path / 'sum'}:float32:100", "--arg", "100", code=0)
+    assert (np.load(tmp_path / "sum") == 2).all()
+    output = f"out={tmp_path / 'no' / 'sum.npy'}:float32:100"
+    message = command(*start, "--arg", output, "--arg", "100", code=2)
+    assert "no such folder" in message
+
+
 def process(*arguments, code: int, **environment) -> str:
     """Run the command line in a process of its own, and return its output."""
     done = subprocess.run(

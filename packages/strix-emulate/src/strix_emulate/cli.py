@@ -121,7 +121,9 @@ def run(
         options=options,
     )
     for path, array in arrays.items():
-        np.save(path, array)
+        # numpy.save adds .npy to a name without it, but not to an open file.
+        with path.open("wb") as file:
+            np.save(file, array)
     console.print_json(json.dumps(statistics.describe_launch(outcome)))
 
 
@@ -240,6 +242,8 @@ def _read_array(mode: str, value: str) -> tuple[Path, np.ndarray]:
     if mode == "out":
         name, dtype, shape = value.rsplit(":", 2)
         path = Path(name)
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError("the file cannot be created: no such folder, or it is a folder")
         array = np.zeros([int(x) for x in shape.split("x")], dtype)
     elif mode in ("in", "inout"):
         path = Path(value)
