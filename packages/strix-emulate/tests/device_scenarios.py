@@ -178,6 +178,7 @@ def add(path: str) -> dict:
     results = {"launch": launch(function, 4, 128, *arrays, c_int(1000))}
     results["sum"] = sum((ctypes.c_float * 1000).from_address(arrays[2].value))
     results["no kernel"] = launch(c_void_p(), 4, 128, *arrays, c_int(1000))
+    results["too large a grid"] = launch(function, 2**31, 128, *arrays, c_int(1000))
     config = LaunchConfig(100_000, 128)
     arguments = [*arrays, c_int(1000), c_void_p(), c_void_p()]
     values = (c_void_p * 6)(*map(ctypes.addressof, arguments))

@@ -103,6 +103,7 @@ def test_launches(folder: Path) -> None:
         "launch": "hipSuccess",
         "sum": 3750,
         "no kernel": "hipErrorInvalidHandle",
+        "too large a grid": "hipErrorInvalidConfiguration",
         "too many cooperative waves": "hipErrorCooperativeLaunchTooLarge",
         "too many threads": "hipErrorInvalidConfiguration",
         "still usable": "hipSuccess",

@@ -184,6 +184,10 @@ def test_command_line(elf, tmp_path):
     kernel.write_bytes(elf)
     assert "--grid" in command("run", kernel, "--grid", "x", code=2)
     assert "--arg" in command("run", kernel, "--grid", "2", "--arg", "in=none.npy", code=2)
+    for grid in ("1,1,1,2", 2**32, 2**31):
+        message = command("run", kernel, "--grid", grid, *arguments_of_run, code=2)
+        assert "cannot be launched" in message
+    assert "LDS" in command("run", kernel, "--grid", 1, "--lds", "-1", *arguments_of_run, code=2)
 
 
 def test_outputs_have_the_given_name(elf, tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Launches of kernels from Python, with numpy arrays in and out."""
 
+import math
 import struct
 import time
 from collections.abc import Sequence
@@ -191,13 +192,14 @@ def _find_size(
     """
     if not isinstance(threads, tuple):
         threads = (threads or kernel.max_threads,)
-    block = (*threads, 1, 1)[:3]
-    grid = (*grid, 1, 1)[:3]
-    if min(grid) < 1 or min(block) < 1 or np.prod(block) > kernel.target.threads:
+    block = (*threads, 1, 1)[: max(3, len(threads))]
+    grid = (*grid, 1, 1)[: max(3, len(grid))]
+    is_valid = len(grid) == len(block) == 3 and min(grid) >= 1 and min(block) >= 1
+    if not is_valid or math.prod(block) > kernel.target.threads or not fits_packet(grid, block):
         raise EmulatorError(f"{kernel.name}: grid {grid} with {block} threads cannot be launched")
     launch_lds = kernel.launch_lds if lds is None else lds
     total = kernel.lds + launch_lds
-    if total > kernel.target.lds:
+    if launch_lds < 0 or total > kernel.target.lds:
         raise EmulatorError(
             f"{kernel.name}: {total} bytes of LDS, but a workgroup can have {kernel.target.lds}"
         )
@@ -298,6 +300,11 @@ def _place_image(arena: Arena, image: Image) -> int:
         pointer = arena.bytes[first + place : first + place + 8].view(np.uint64)
         pointer += np.uint64(start)
     return start + image.entry
+
+
+def fits_packet(grid: tuple[int, ...], block: tuple[int, ...]) -> bool:
+    """Return whether a dispatch packet can state the size of a launch: 32 bits per dimension."""
+    return all(g * b < 1 << 32 for g, b in zip(grid, block, strict=True))
 
 
 def make_packet(

@@ -392,6 +392,11 @@ class Server:
                 f"{kernel.name}: grid {request.grid} with {request.block} threads cannot be "
                 f"launched: a workgroup can have {kernel.max_threads} threads"
             )
+        if not launches.fits_packet(request.grid, request.block):
+            raise EmulatorError(
+                f"{kernel.name}: grid {request.grid} with {request.block} threads cannot be "
+                "launched: a dimension can have 2**32 - 1 threads"
+            )
         lds = kernel.lds + request.lds
         if lds > self.target.lds:
             raise EmulatorError(
