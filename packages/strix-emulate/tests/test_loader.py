@@ -3,6 +3,7 @@
 
 import io
 import lzma
+import math
 import os
 import struct
 import subprocess
@@ -188,6 +189,23 @@ def test_command_line(elf, tmp_path):
         message = command("run", kernel, "--grid", grid, *arguments_of_run, code=2)
         assert "cannot be launched" in message
     assert "LDS" in command("run", kernel, "--grid", 1, "--lds", "-1", *arguments_of_run, code=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-3", 1e-3), ("-2E5", -2e5), ("1.", 1.0), ("-inf", -math.inf), ("0x1e3", 0x1E3)],
+)
+def test_numbers(text, number):
+    parsed = cli._parse_argument(text, {})
+    assert parsed == number
+    assert type(parsed) is type(number)
+
+
+def test_a_number_that_does_not_fit_is_refused(elf, tmp_path):
+    kernel = tmp_path / "add.hsaco"
+    kernel.write_bytes(elf)
+    arguments = ["--arg", "null"] * 3 + ["--arg", "1e300"]
+    assert "argument 3" in command("run", kernel, "--grid", "1", *arguments, code=2)
 
 
 def test_outputs_have_the_given_name(elf, tmp_path):

@@ -228,13 +228,21 @@ def _parse_argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int |
     mode, equals, value = text.partition("=")
     try:
         if not equals:
-            return float(text) if "." in text else int(text, 0)
+            return _parse_number(text)
         path, array = _read_array(mode, value)
     except Exception as error:  # For damaged files, numpy raises many types of exceptions.
         raise EmulatorError(f"--arg {text}: {error!s:.200}") from error
     if mode != "in":
         arrays[path] = array
     return Buffer(array, mode)
+
+
+def _parse_number(text: str) -> int | float:
+    """Parse a number. It is a float if it has a point or an exponent, or is inf or nan."""
+    lower = text.lower()
+    if not lower.lstrip("+-").startswith("0x") and set(lower) & set(".en"):
+        return float(text)
+    return int(text, 0)
 
 
 def _read_array(mode: str, value: str) -> tuple[Path, np.ndarray]:

@@ -397,9 +397,7 @@ def _pack_argument(
             raise EmulatorError(f"{label} of {argument.size} bytes is not supported")
         if not isinstance(value, float):
             value = int(value) & ((1 << 8 * argument.size) - 1)
-        struct.pack_into(
-            f"<{formats[argument.size]}",
-            raw,
-            argument.offset,
-            value,
-        )
+        try:
+            struct.pack_into(f"<{formats[argument.size]}", raw, argument.offset, value)
+        except OverflowError:
+            raise EmulatorError(f"{label}: {value} does not fit into a float") from None
