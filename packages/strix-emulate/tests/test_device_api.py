@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from device_support import HIP, find_library, load_builder, run_emulated, run_on_device
 from fixtures import code_object, compile_kernel
+from strix_emulate.device import launcher
 
 SCENARIOS = Path(__file__).with_name("device_scenarios.py")
 INVALID = "hipErrorInvalidValue"
@@ -207,6 +208,25 @@ def test_without_a_library_the_command_says_so(tmp_path: Path) -> None:
     done = run_on_device(["true"], STRIX_EMULATE_HIP=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "install strix-emulate-hip" in done.stderr
+
+
+def test_limits_of_an_outer_device_do_not_count(folder: Path) -> None:
+    library_folder = folder / "lib"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "folder", lambda: library_folder)
+        options = launcher.DeviceOptions(memory=1 << 30, budget=5, seconds=2.5)
+        outer = launcher.environment({}, options)
+        inner = launcher.environment(outer, launcher.DeviceOptions(budget=7))
+    assert outer[launcher.MEMORY_VARIABLE] == str(1 << 30)
+    assert inner[launcher.BUDGET_VARIABLE] == "7"
+    assert not {launcher.MEMORY_VARIABLE, launcher.SECONDS_VARIABLE} & set(inner)
+
+
+@pytest.mark.parametrize("size", ["0.001", "5000", "nan", "-1"])
+def test_impossible_sizes_of_memory_are_refused(folder: Path, size: str) -> None:
+    done = run_emulated(folder, "true", options=["--memory", size])
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"strix-emulate: --memory {float(size)}: expected")
 
 
 def test_the_program_decides_the_exit_status(folder: Path) -> None:

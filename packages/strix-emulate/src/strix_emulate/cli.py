@@ -154,7 +154,9 @@ def device(  # noqa: PLR0913 (a command's options)
     ] = None,
     budget: Annotated[
         int | None,
-        typer.Option(help="Number of wave-instructions after which a launch counts as hung."),
+        typer.Option(
+            min=1, help="Number of wave-instructions after which a launch counts as hung."
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
@@ -180,6 +182,8 @@ def device(  # noqa: PLR0913 (a command's options)
     ] = False,
 ) -> None:
     """Run a program that uses HIP. The emulator executes its kernels."""
+    if memory is not None and not 0.01 <= memory <= 4096:
+        raise EmulatorError(f"--memory {memory}: expected 0.01 to 4096 GiB")
     options = launcher.DeviceOptions(
         disabled_checks=parse(no_checks),
         memory=None if memory is None else int(memory * 2**30),

@@ -103,6 +103,8 @@ def environment(inherited: dict[str, str], options: DeviceOptions | None = None)
         SECONDS_VARIABLE: options.seconds,
     }
     for name, number in limits.items():
+        # An inherited variable is that of an outer `strix-emulate device`.
+        variables.pop(name, None)
         if number is not None:
             variables[name] = str(number)
     return variables
