@@ -54,7 +54,9 @@ API(hipGraphAddMemcpyNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGrap
 API(hipGraphAddMemsetNode)(hipGraphNode_t *node, hipGraph_t graph, const hipGraphNode_t *after,
                            size_t count, const hipMemsetParams *p) {
     ENTER();
-    REQUIRE(p, hipErrorInvalidValue);
+    REQUIRE(p && (p->elementSize == 1 || p->elementSize == 2 || p->elementSize == 4),
+            hipErrorInvalidValue);
+    REQUIRE(p->height <= 1 || p->width <= p->pitch / p->elementSize, hipErrorInvalidValue);
     struct work work = {
         .kind = WORK_FILL,
         .fill = {p->dst, p->pitch, p->value, p->elementSize, p->width, p->height, 0, 1}};

@@ -22,7 +22,7 @@ API(hipMemAllocHost)(void **p, size_t size) { return hipHostMalloc(p, size, 0); 
 API(hipMallocPitch)(void **p, size_t *pitch, size_t width, size_t height) {
     if (!pitch) return device_enter(), device_leave(hipErrorInvalidValue);
     *pitch = (width + 255) / 256 * 256;
-    if (height && *pitch > SIZE_MAX / height)
+    if (*pitch < width || (height && *pitch > SIZE_MAX / height))
         return device_enter(), device_leave(hipErrorOutOfMemory);
     return allocate(p, *pitch * height, KIND_DEVICE);
 }
@@ -136,6 +136,7 @@ API(hipMemsetD32)(hipDeviceptr_t to, int value, size_t count) {
 }
 API(hipMemset2DAsync)(void *to, size_t pitch, int value, size_t width, size_t height,
                       hipStream_t s) {
+    if (height && width > pitch) return device_enter(), device_leave(hipErrorInvalidValue);
     return fill(to, pitch, (unsigned char)value, 1, width, height, s);
 }
 API(hipMemset2D)(void *to, size_t pitch, int value, size_t width, size_t height) {

@@ -52,6 +52,27 @@ def launch(function: c_void_p, grid: int, threads: int, *arguments) -> str:
     return call("hipModuleLaunchKernel", function, grid, 1, 1, threads, 1, 1, 0, None, values, None)
 
 
+class FillNode(ctypes.Structure):
+    """hipMemsetParams."""
+
+    _fields_ = [
+        ("memory", c_void_p),
+        ("element_size", ctypes.c_uint),
+        ("height", c_size_t),
+        ("pitch", c_size_t),
+        ("value", ctypes.c_uint),
+        ("width", c_size_t),
+    ]
+
+
+def add_fill_node(pointer: c_void_p, element_size: int, pitch: int) -> str:
+    """Add a node to a graph that fills two rows of four elements. Return the error's name."""
+    graph = c_void_p()
+    assert hip.hipGraphCreate(byref(graph), 0) == 0
+    node = FillNode(pointer, element_size, 2, pitch, 1, 4)
+    return call("hipGraphAddMemsetNode", byref(c_void_p()), graph, None, c_size_t(0), byref(node))
+
+
 def memory() -> dict:
     results = {}
     p = allocate(1000)
@@ -68,6 +89,11 @@ def memory() -> dict:
     )
     results["fill past the end"] = call("hipMemset", offset_pointer(p, 999), 0, c_size_t(2))
     results["fill the host"] = call("hipMemset", host, 0, c_size_t(2))
+    rows = (p, c_size_t(16), 0, c_size_t(20), c_size_t(2))
+    results["rows wider than their pitch"] = call("hipMemset2D", *rows)
+    results["fill nodes"] = [add_fill_node(p, *sizes) for sizes in ((4, 16), (8, 64), (4, 8))]
+    width = c_size_t(2**64 - 1)
+    results["absurd width"] = call("hipMallocPitch", byref(c_void_p()), byref(width), width, width)
     results["free the middle"] = call("hipFree", offset_pointer(p, 8))
     results["free the host's"] = call("hipFree", host)
     results["free as pinned"] = call("hipHostFree", p)
