@@ -76,10 +76,13 @@ typedef enum {
     hipDeviceAttributeMaxRegistersPerMultiprocessor = 72,
     hipDeviceAttributeMaxSharedMemoryPerBlock = 74,
     hipDeviceAttributeSharedMemPerMultiprocessor = 76,
-    hipDeviceAttributeTotalGlobalMem = 84, hipDeviceAttributeUnifiedAddressing = 85,
-    hipDeviceAttributeWarpSize = 87, hipDeviceAttributeMemoryPoolsSupported = 88,
+    hipDeviceAttributeTotalConstantMemory = 83, hipDeviceAttributeTotalGlobalMem = 84,
+    hipDeviceAttributeUnifiedAddressing = 85, hipDeviceAttributeWarpSize = 87,
+    hipDeviceAttributeMemoryPoolsSupported = 88,
+    hipDeviceAttributeVirtualMemoryManagementSupported = 89,
     hipDeviceAttributeMaxSharedMemoryPerMultiprocessor = 10002,
     hipDeviceAttributePhysicalMultiProcessorCount = 10015,
+    hipDeviceAttributeWallClockRate = 10017,
 } hipDeviceAttribute_t;
 
 typedef enum {

@@ -102,9 +102,13 @@ API(hipDeviceGetAttribute)(int *value, hipDeviceAttribute_t attribute, int devic
         IS(MaxRegistersPerMultiprocessor, regsPerMultiprocessor);
         IS(MaxSharedMemoryPerBlock, sharedMemPerBlock);
         IS(SharedMemPerMultiprocessor, sharedMemPerMultiprocessor);
-        IS(TotalGlobalMem, totalGlobalMem); IS(UnifiedAddressing, unifiedAddressing);
+        IS(TotalConstantMemory, totalConstMem); IS(TotalGlobalMem, totalGlobalMem);
+        IS(UnifiedAddressing, unifiedAddressing);
         IS(WarpSize, warpSize); IS(MemoryPoolsSupported, memoryPoolsSupported);
         IS(MaxSharedMemoryPerMultiprocessor, maxSharedMemoryPerMultiProcessor);
+        /* wall_clock64 counts units of 10 ns; this is its frequency in kHz. */
+        IS(WallClockRate, clockInstructionRate);
+    case hipDeviceAttributeVirtualMemoryManagementSupported: *value = 1; break;
     case hipDeviceAttributePhysicalMultiProcessorCount: *value = 2 * p.multiProcessorCount; break;
     default: *value = 0; /* limits of textures, and features that the device does not have */
     }

@@ -143,6 +143,12 @@ def handles() -> dict:
     results["destroyed"] = call("hipStreamSynchronize", stream)
     results["device of destroyed"] = call("hipStreamGetDevice", stream, byref(device))
     results["no event"] = call("hipEventRecord", c_void_p(12345), None)
+    # Constant memory, virtual memory management, and the frequency of wall_clock64 in kHz.
+    value = c_int()
+    results["attributes"] = []
+    for attribute in (83, 89, 10017):
+        assert hip.hipDeviceGetAttribute(byref(value), attribute, 0) == 0
+        results["attributes"].append(value.value)
     address = c_void_p()
     results["address"] = call("hipGetProcAddress", b"hipMalloc", byref(address), 0, 0, None)
     results["no address"] = call("hipGetProcAddress", b"hipNothing", byref(address), 0, 0, None)

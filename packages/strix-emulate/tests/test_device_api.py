@@ -92,6 +92,7 @@ def test_handles(folder: Path) -> None:
         "destroy": "hipSuccess",
         "destroyed": invalid,
         "no event": invalid,
+        "attributes": [2**31 - 1, 1, 100_000],
         "address": "hipSuccess",
         "no address": "hipErrorNotFound",
     }
