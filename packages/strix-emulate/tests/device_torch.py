@@ -117,6 +117,7 @@ answers = {
     "milliseconds": measure(1),
     "arrays": add_arrays(),
     "memory": torch.cuda.mem_get_info(),
+    "total_memory": torch.cuda.get_device_properties(0).total_memory,
     "accelerator": use_accelerator(),
     "registered": call_registered_kernels(),
     "pinned": pin(),

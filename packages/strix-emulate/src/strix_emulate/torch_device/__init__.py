@@ -156,7 +156,7 @@ def _patch(torch) -> None:
         major=target.version[0],
         minor=target.version[1],
         multi_processor_count=target.processors,
-        total_memory=8 << 30,
+        total_memory=_measure_memory()[1],
         shared_memory_per_block=target.lds,
     )
     for name in _WITHOUT_EFFECT:
