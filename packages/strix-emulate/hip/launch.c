@@ -205,7 +205,10 @@ API(hipOccupancyMaxPotentialBlockSize)(int *grid, int *block, const void *host, 
 }
 
 API_OF(const char *, hipKernelNameRef)(const hipFunction_t function) {
-    return module_knows(function) ? function->name : NULL;
+    device_enter();
+    const char *name = module_knows(function) ? function->name : NULL;
+    device_leave(hipSuccess);
+    return name;
 }
 API_OF(const char *, hipKernelNameRefByPtr)(const void *host, hipStream_t stream) {
     hipFunction_t function;

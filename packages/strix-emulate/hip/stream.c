@@ -90,7 +90,10 @@ API(hipStreamGetDevice)(hipStream_t stream, hipDevice_t *device) {
             (*device = device_of(stream), hipSuccess));
 }
 API_OF(int, hipGetStreamDeviceId)(hipStream_t stream) {
-    return stream_is_valid(stream) ? device_of(stream) : -1;
+    device_enter();
+    int device = stream_is_valid(stream) ? device_of(stream) : -1;
+    device_leave(hipSuccess);
+    return device;
 }
 API(hipStreamGetId)(hipStream_t stream, unsigned long long *number) {
     CHECKED(number && stream_is_valid(stream), hipErrorInvalidValue,

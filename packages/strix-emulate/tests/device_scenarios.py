@@ -8,6 +8,7 @@ import ctypes
 import json
 import signal
 import sys
+import threading
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 
 hip = ctypes.CDLL("libamdhip64.so.7")
@@ -183,6 +184,30 @@ def capture() -> dict:
         wait_for(main, side)
     wait_for(main, last)
     return {"end": call("hipStreamEndCapture", main, byref(c_void_p()))}
+
+
+def threads() -> dict:
+    """Ask for a stream's device while another thread creates and destroys streams."""
+
+    def create() -> c_void_p:
+        stream = c_void_p()
+        assert hip.hipStreamCreate(byref(stream)) == 0
+        return stream
+
+    def churn() -> None:
+        while not ended.is_set():
+            for stream in [create() for _ in range(200)]:
+                hip.hipStreamDestroy(stream)
+
+    ended = threading.Event()
+    # The list of streams begins with the newest one.
+    oldest = create()
+    other = threading.Thread(target=churn)
+    other.start()
+    devices = {hip.hipGetStreamDeviceId(oldest) for _ in range(300_000)}
+    ended.set()
+    other.join()
+    return {"devices": sorted(devices)}
 
 
 class LaunchConfig(ctypes.Structure):

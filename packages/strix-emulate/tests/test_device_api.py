@@ -98,6 +98,10 @@ def test_handles(folder: Path) -> None:
     }
 
 
+def test_streams_of_two_threads(folder: Path) -> None:
+    assert scenario(folder, "threads")[0] == {"devices": [0]}
+
+
 def test_capture_of_many_forks(folder: Path) -> None:
     assert scenario(folder, "capture")[0] == {"end": "hipSuccess"}
 
