@@ -122,8 +122,8 @@ def run(
     )
     for path, array in arrays.items():
         # numpy.save adds .npy to a name without it, but not to an open file.
-        with path.open("wb") as file:
-            np.save(file, array)
+        with path.open("wb") as output:
+            np.save(output, array)
     console.print_json(json.dumps(statistics.describe_launch(outcome)))
 
 
