@@ -78,7 +78,7 @@ _DPP8 = 233
 _DPP8_FI = 234
 _DPP16 = 250
 _LITERAL = 255
-#: Inline constants from 240 on; the last is 1 / (2 pi).
+#: The floats that the operand codes 240 to 248 stand for, in order. The last is 1 / (2 pi).
 _FRACTIONS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494309189532)
 #: Opcodes of VOP3 with a second destination, which is a scalar register.
 _TWO_RESULTS = {0x120, 0x121, 0x122, *range(0x2FC, 0x303)}

@@ -56,8 +56,8 @@ _HELPERS = (
     "vllm.v1.watermarking.prfs.base",
     "vllm.v1.watermarking.prfs.philox",
 )
-#: Modules and packages of sampling, MLA and other attention, quantized products and LoRA. They are
-#: loaded from the source, with all modules of a package.
+#: Modules and packages of sampling, MLA and other attention, quantized products and LoRA. The
+#: modules, and those in the packages, are loaded from the source. A package itself is a mock.
 _FAMILIES = (
     "vllm.v1.sample.ops.topk_topp_triton",
     "vllm.v1.worker.gpu.sample",
