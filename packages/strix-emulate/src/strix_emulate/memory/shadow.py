@@ -310,8 +310,9 @@ class Memory(Storage):
             cells, tags = self._cells(at, size, tags)
             released = self._released_tags(cells, tags)
             self.order.acquire(self.name, cells, tags, released)
-            # A store whose value an acquire reads has reached memory. From now on, it counts as
-            # executed before the accesses that it does not release.
+            # If an acquire reads a store's value, the store has reached memory. So the store gets
+            # the tag of the epoch in which it was executed. Stores of its wave that are still
+            # outstanding keep their later tags.
             is_read = released != np.take(self.written, cells)
             if is_read.any():
                 cells = cells[is_read]

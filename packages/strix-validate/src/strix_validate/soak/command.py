@@ -310,7 +310,7 @@ def soak(
     hang_after: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=5, help="A load hangs if it has no progress for this long."
+            metavar="SECONDS", min=5, help="A load hangs if it makes no progress for so long."
         ),
     ] = 120,
     as_json: JsonOption = False,
