@@ -154,9 +154,7 @@ def device(  # noqa: PLR0913 (a command's options)
     ] = None,
     budget: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Number of wave-instructions after which a launch counts as hung."
-        ),
+        typer.Option(min=1, help="Wave-instructions after which a launch counts as hung."),
     ] = None,
     seconds: Annotated[
         float | None,
@@ -182,11 +180,9 @@ def device(  # noqa: PLR0913 (a command's options)
     ] = False,
 ) -> None:
     """Run a program that uses HIP. The emulator executes its kernels."""
-    if memory is not None and not 0.01 <= memory <= 4096:
-        raise EmulatorError(f"--memory {memory}: expected 0.01 to 4096 GiB")
     options = launcher.DeviceOptions(
         disabled_checks=parse(no_checks),
-        memory=None if memory is None else int(memory * 2**30),
+        memory=_convert_memory(memory),
         budget=budget,
         seconds=seconds,
         cores=cores or _all_cores(),
@@ -196,6 +192,19 @@ def device(  # noqa: PLR0913 (a command's options)
         target=target,
     )
     launcher.execute(command, options)
+
+
+def _convert_memory(gib: float | None) -> int | None:
+    """Return the value of --memory in bytes.
+
+    Raises:
+        EmulatorError: The value is out of range.
+    """
+    if gib is None:
+        return None
+    if not 0.01 <= gib <= 4096:
+        raise EmulatorError(f"--memory {gib}: expected 0.01 to 4096 GiB")
+    return int(gib * 2**30)
 
 
 def _all_cores() -> int:
