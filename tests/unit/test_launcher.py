@@ -181,6 +181,48 @@ def test_what_builds_and_what_lints_are_two_lists(empty: Path, tmp_path: Path) -
         assert installed.read_text().split() == [*LISTS[:count]]
 
 
+# A mock of Python whose `-m venv` waits until the file $GO exists. Its `-c` runs a real Python.
+SLOW_PYTHON = f"""\
+#!/bin/sh
+case "$1 $2" in
+-c*) exec {shlex.quote(sys.executable)} "$@" ;;
+"-m venv") echo venv >>"$MADE"; until [ -e "$GO" ]; do sleep 0.05; done
+    mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+esac
+"""
+
+
+def test_two_first_commands_make_one_environment(empty: Path, tmp_path: Path) -> None:
+    """The second command waits for the first one, and does not delete its environment."""
+    python = tmp_path / "python"
+    go = tmp_path / "go"
+    environments = tmp_path / "made"
+    python.write_text(SLOW_PYTHON)
+    python.chmod(0o755)
+    variables = {
+        "PATH": "/usr/bin:/bin",
+        "FORGE_PYTHON_BIN": str(python),
+        "GO": str(go),
+        "MADE": str(environments),
+    }
+
+    command = [empty / "forge", "plan"]
+    messages = []
+    with (
+        subprocess.Popen(command, env=variables, text=True, stderr=subprocess.PIPE) as first,
+        subprocess.Popen(command, env=variables, text=True, stderr=subprocess.PIPE) as second,
+    ):
+        for process in (first, second):
+            assert process.stderr is not None
+            messages.append(process.stderr.readline())
+        go.touch()
+    assert (first.returncode, second.returncode) == (0, 0)
+    making, waiting = sorted(messages)
+    assert "making a private Python environment" in making
+    assert "waiting for another forge" in waiting
+    assert environments.read_text().split() == ["venv"]
+
+
 def test_ctrl_c_while_the_environment_is_made(unserved: dict[str, str], empty: Path) -> None:
     # pip waits for the answer of a server that never answers.
     with socket.create_server(("127.0.0.1", 0)) as silent:
