@@ -177,7 +177,8 @@ SPOILT = {
     "same token drawn at each position": ("gumbel", "alike", _put(0, 1.0)),
     "draft refused that must be accepted": ("rejection", "agreed", _put(0, -1.0)),
     "impossible token returned": ("rejection", "wrong", lambda x: x + 1),
-    "all requests get the same number of tokens": ("rejection", "alike", lambda x: x + 1),
+    "too many drafts accepted": ("rejection", "accepted", lambda x: x + 1),
+    "token after accepted drafts drawn too often": ("rejection", "drawn", lambda x: x + 1),
     "result of the neighbouring head": ("mla-decode", "out", lambda x: x.roll(1, 1)),
     "NaN of an unused slot reaches the result": (
         "mla-decode-512",
@@ -245,7 +246,7 @@ def test_each_check_of_a_family_has_a_spoilt_result_and_a_fault():
     assert set(CASES) <= {check for check, *_ in SPOILT.values()}
     # These checks need no planted fault: they are slow, or planted faults of other checks are in
     # the same kernels.
-    slow = {"gdn-prefill", "rejection", "top-p"}
+    slow = {"gdn-prefill", "top-p"}
     untested = slow | {"gdn-mixed", "lora", "mla-decode-512"}
     planted = {check for *_, check in (FAULTS | LAYOUT | coverage_faults.VLLM).values()}
     planted &= set(CASES)
@@ -269,6 +270,42 @@ def test_draws_that_follow_another_distribution_are_beyond():
         shares = (logits + shift * torch.tensor([1.0, 0, 0, 0])).softmax(-1)
         tokens = torch.multinomial(shares, 200, replacement=True, generator=generator)
         assert bool(sampling.find_outliers(tokens, logits).any()) is beyond
+
+
+@pytest.mark.parametrize(
+    ("accepted_shares", "overrated", "outliers"),
+    [
+        (0.5, 0.3, set()),
+        (0.3, 0.3, {"accepted"}),
+        (0.8, 0.3, {"accepted"}),
+        (0.5, 0.9, {"drawn"}),
+    ],
+)
+def test_wrong_shares_of_accepted_and_drawn_tokens_are_outliers(
+    accepted_shares, overrated, outliers
+):
+    generator = torch.Generator().manual_seed(5)
+    is_accepted = torch.rand(200, 2, generator=generator) < accepted_shares
+    accepted = is_accepted.long().cumprod(1).sum(1)
+    tokens = torch.where(torch.arange(3) < accepted[:, None], 1, -1)
+    is_overrated = (torch.rand(200, generator=generator) < overrated) & (accepted == 2)
+    tokens[torch.arange(200), accepted] = torch.where(is_overrated, 1, 4)
+    judged = sampling.judge_rejections(tokens, accepted + 1)
+    assert {name for name, value in judged.items() if value} == outliers
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param([4, 4, -1], id="a token accepted that was not proposed"),
+        pytest.param([1, 1, -1], id="rejected token returned"),
+        pytest.param([1, 1, 2], id="unlikely token drawn"),
+    ],
+)
+def test_impossible_tokens_of_a_rejection_are_counted(row):
+    tokens = torch.tensor([[4, -1, -1], row])
+    lengths = (tokens >= 0).sum(1)
+    assert sampling.judge_rejections(tokens, lengths)["wrong"].item() == 1
 
 
 def test_slow_checks_are_left_to_full():

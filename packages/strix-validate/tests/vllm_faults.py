@@ -63,6 +63,12 @@ SAMPLING = {
         "max_val - min_p",
         "temperature-min-p",
     ),
+    "probability of the draft left out": (
+        f"{_GPU}/spec_decode/rejection_sampler_utils.py",
+        "target_logprob > tl.log(u) + draft_logprob",
+        "target_logprob > tl.log(u)",
+        "rejection",
+    ),
     "same noise at each position": (
         f"{_GPU}/sample/gumbel.py",
         "h = _murmur3_mix(h, (pos & 0xFFFFFFFF).to(tl.uint32))\n",

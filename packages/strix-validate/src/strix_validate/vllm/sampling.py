@@ -24,6 +24,13 @@ SIGMAS = 5.0
 #: Factor that spreads consecutive numbers over all bits of a seed.
 _SEED_FACTOR = 0x9E3779B97F4A7C1
 _SEEDS = 1 << 62
+#: The tokens that the draft gives a higher, and a lower probability than the model does.
+_OVERRATED = 1
+_UNDERRATED = 4
+#: Probabilities of these two tokens. Half of the drafted tokens are accepted. A kernel that leaves
+#: out the draft's probability accepts three of ten.
+_TARGET_SHARES = (0.3, 0.7)
+_DRAFT_SHARES = (0.6, 0.4)
 #: Logit that fills the padding after a row. A kernel that reads the padding finds the largest logit
 #: there.
 _WINNING = 1e4
@@ -316,8 +323,13 @@ def find_outliers(tokens: Tensor, logits: Tensor) -> Tensor:
     """
     shares = logits.double().softmax(-1)
     counts = _one_hot(tokens.flatten(), len(shares)).sum(0)
-    means = len(tokens) * shares
-    sigma = (means * (1 - shares)).sqrt() + 0.5
+    return _is_outlier(counts, len(tokens), shares)
+
+
+def _is_outlier(counts: Tensor, trials: Tensor | int, probabilities: Tensor | float) -> Tensor:
+    """Return 1 for each count of a binomial distribution that is off by SIGMAS, else 0."""
+    means = trials * torch.as_tensor(probabilities, dtype=torch.float64, device=counts.device)
+    sigma = (means * (1 - probabilities)).sqrt() + 0.5
     return ((counts - means).abs() > SIGMAS * sigma).double()
 
 
@@ -390,13 +402,14 @@ def _draw(
     }
 
 
-def rejection_sampling(randn: Randn, *, requests=16, vocabulary=6) -> tuple[VllmCall, Expected]:
+def rejection_sampling(randn: Randn, *, requests=200, vocabulary=6) -> tuple[VllmCall, Expected]:
     """Build a call of rejection_sample, with two drafted tokens for each request.
 
     Three requests are greedy. Of their drafted tokens, the model would choose none, one and both.
     In three other requests, the draft and the model agree, so both tokens are accepted. In the
-    remaining requests, the model gives two tokens a probability of one half each, and the draft
-    gives one of them a probability of 1. If that token is rejected, the other one replaces it.
+    remaining requests, the model and the draft give different probabilities to two tokens, and the
+    draft proposes the token that it overrates. This token is accepted with the ratio of its
+    probabilities, and is replaced by the other token if it is rejected.
 
     Args:
         randn: Draws the numbers.
@@ -420,7 +433,8 @@ def rejection_sampling(randn: Randn, *, requests=16, vocabulary=6) -> tuple[Vllm
             "greedy": tokens.double(),
             "agreed": agreed.double(),
             "wrong": zero,
-            "alike": zero,
+            "accepted": zero,
+            "drawn": zero,
         }
 
     return VllmCall(_accept, tensors, {"requests": requests}), expected
@@ -431,20 +445,21 @@ def _accept(greedy: Tensor, same: Tensor, drafts: Tensor, *, requests: int) -> d
     device = greedy.device
     vocabulary = greedy.shape[-1]
     count = 6 + requests
-    halves = torch.full((requests, 3, vocabulary), -60.0, device=device)
-    halves[..., [1, 4]] = 0
-    certain = torch.full((requests, 2, vocabulary), -60.0, device=device)
-    certain[..., 1] = 0
-    target = torch.cat([greedy, same, halves])
-    draft = torch.cat([greedy[:, :2], same[:, :2], certain])
-    ones = torch.ones(requests, 2, dtype=torch.int64, device=device)
+    tokens = torch.tensor([_OVERRATED, _UNDERRATED])
+    target_row = torch.full((vocabulary,), -60.0)
+    target_row[tokens] = torch.tensor(_TARGET_SHARES).log()
+    draft_row = torch.full((vocabulary,), -60.0)
+    draft_row[tokens] = torch.tensor(_DRAFT_SHARES).log()
+    target = torch.cat([greedy, same, target_row.to(device).expand(requests, 3, -1)])
+    draft = torch.cat([greedy[:, :2], same[:, :2], draft_row.to(device).expand(requests, 2, -1)])
+    proposed = torch.full((requests, 2), _OVERRATED, dtype=torch.int64, device=device)
     # The first of a request's three tokens is the last token of the previous step.
-    tokens = torch.nn.functional.pad(torch.cat([drafts, ones]), (1, 0)).flatten()
+    previous = torch.nn.functional.pad(torch.cat([drafts, proposed]), (1, 0)).flatten()
     states = torch.arange(count, dtype=torch.int32, device=device)
     sampled, lengths = module.rejection_sample(
         target.view(-1, vocabulary),
         draft.contiguous(),
-        tokens,
+        previous,
         torch.arange(count + 1, dtype=torch.int32, device=device) * 3,
         torch.arange(3, device=device).repeat(count) + 11,
         states,
@@ -456,32 +471,41 @@ def _accept(greedy: Tensor, same: Tensor, drafts: Tensor, *, requests: int) -> d
     )
     is_token = torch.arange(3, device=device) < lengths[:, None]
     sampled = torch.where(is_token, sampled, -1)
-    wrong, alike = _judge_halves(sampled[6:], lengths[6:])
     return {
         "greedy": sampled[:3].double(),
         "agreed": sampled[3:6, :2].double(),
-        "wrong": wrong,
-        "alike": alike,
+        **judge_rejections(sampled[6:], lengths[6:]),
     }
 
 
-def _judge_halves(tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Judge the requests in which the model gives tokens 1 and 4 one half each, and the draft is 1.
+def judge_rejections(tokens: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+    """Judge the requests whose draft proposes the overrated token twice.
 
     Args:
         tokens: (requests, 3), -1 beyond the length.
         lengths: Number of tokens of each request.
 
     Returns:
-        The number of requests with a wrong token, and 1 if all have the same length, else 0.
+        `wrong`, the number of requests with an impossible token. `accepted`, 1 if the number of
+        accepted tokens is off by SIGMAS, else 0. `drawn`, the same for the third tokens.
     """
     last = tokens.gather(1, lengths.long()[:, None] - 1)[:, 0]
-    # All tokens before the last one were accepted.
-    is_wrong = (tokens[:, :2] == 1).sum(1) < (lengths - 1)
+    accepted = lengths - 1
     is_rejection = lengths < 3
-    is_wrong |= torch.where(is_rejection, last != 4, (last != 4) & (last != 1))
-    is_alike = len(lengths.unique()) == 1
-    return is_wrong.double().sum()[None], torch.tensor([float(is_alike)])
+    is_overrated = last == _OVERRATED
+    is_underrated = last == _UNDERRATED
+    is_wrong = (tokens[:, :2] == _OVERRATED).sum(1) < accepted
+    is_wrong |= torch.where(is_rejection, ~is_underrated, ~is_overrated & ~is_underrated)
+    # The second token is judged only if the first one was accepted.
+    decisions = len(lengths) + (lengths > 1).sum()
+    ratio = _TARGET_SHARES[0] / _DRAFT_SHARES[0]
+    complete = (~is_rejection).sum()
+    draws = (is_overrated & ~is_rejection).sum()
+    return {
+        "wrong": is_wrong.double().sum()[None],
+        "accepted": _is_outlier(accepted.sum(), decisions, ratio)[None],
+        "drawn": _is_outlier(draws, complete, _TARGET_SHARES[0])[None],
+    }
 
 
 def token_logprobs(
