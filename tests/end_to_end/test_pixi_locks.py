@@ -32,7 +32,10 @@ def read_lock(lock: Path) -> str:
 
 
 def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
-    """pixi writes what read_lock() reads of pixi.lock, and `--check` detects a stale lock."""
+    """Without its lock, pixi writes the committed lock again. `--check` detects a stale lock.
+
+    read_lock() leaves out the lines that only newer versions of pixi write.
+    """
     for name in ("pixi.toml", "pixi.lock"):
         shutil.copy(CHECKOUT / name, tmp_path)
     pixi("lock", "--check", cwd=tmp_path)

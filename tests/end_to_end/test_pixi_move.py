@@ -394,7 +394,7 @@ def test_from_a_conda_environment(user: User, with_pip: bool) -> None:
 
 
 def test_every_way_is_walked() -> None:
-    """Each section "From ..." of docs/move.md has a test and ends with the check of torch."""
+    """Each section "From ..." of docs/move.md has a test, and links to the check of torch."""
     names = {name for name in SECTIONS if name.startswith("From ")}
     assert names == {FORGE, PYPI, VENV, CONDA}
     for name in names:

@@ -283,7 +283,7 @@ def copy_workspace(workspace: str, folder: Path, index: str) -> Path:
 def test_twelve_packages(
     pixi: Pixi, index: str, tmp_path: Path, workspace: str, locked: str
 ) -> None:
-    """Our pytorch stays, and pixi takes the new release of every package that it adds."""
+    """Our pytorch stays. Of each package from PyPI, pixi takes the new release."""
     user = User(pixi, copy_workspace(workspace, tmp_path / "w", index))
     if locked == "after":
         user("lock")
@@ -317,7 +317,7 @@ def test_on_a_local_channel(pixi: Pixi, index: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("locked", ["before", "after"])
 def test_each_name_of_ours_on_pypi(pixi: Pixi, index: str, tmp_path: Path, locked: str) -> None:
-    """pixi takes no package from PyPI that has the name of one of ours.
+    """pixi takes no package from PyPI that has the name of one of ours or requires CUDA.
 
     The workspace has README's tables. test_generated.py checks that all pages and stacks have the
     same tables.

@@ -15,10 +15,10 @@ from support.project import CHECKOUT, forge
 # This program runs the check of the stack twice. In the second run, attention in float32 has a
 # wrong softmax scale. The reference is not affected, because it does not compute in float32. Then
 # the program runs the check as on a GPU. The CPU stands in for the GPU, and torch's attention for
-# flash-attn. As flash-attn, the stand-in refuses other dtypes than bfloat16. The program also
-# compares the names of diffusers' backends in the table of `strix-validate models` with diffusers'
-# own names. Last, it runs image.py with a file in a missing folder, with a file without an
-# extension, and with a right one.
+# flash-attn. The stand-in refuses all dtypes but bfloat16, the only one that the check uses with
+# flash-attn. The program also compares the names of diffusers' backends in the table of
+# `strix-validate models` with diffusers' own names. Last, it runs image.py with a file in a missing
+# folder, with a file without an extension, and with a right one.
 DIFFUSION = """
 import contextlib, io, json, sys, torch
 sys.path.insert(0, sys.argv.pop(1))

@@ -290,7 +290,7 @@ def test_full_build_folder(project: MiniProject, mount: Mount) -> None:
         (folder / name).symlink_to(target)
     done = project.forge("build-all", code=1)
     output = done.stdout + done.stderr
-    # The first to fail on the full disk is the engine, or the driver, which writes the log.
+    # On the full disk, either the engine fails first, or the driver, which writes the log.
     of_driver = f"cannot write {folder / 'logs/alpha.log'}: No space left on device. Make room"
     of_engine = f"(No space left on device: {folder / 'staging/alpha'})"
     assert of_driver in output or of_engine in output

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packages whose zip headers lie: the installed files are always those that our check has read.
+"""Packages whose zip headers lie: our check refuses them, or reads exactly the installed files.
 
 A zip archive describes each member twice: in a local header before the member, and in the central
-directory at the end of the archive. Our check and rattler's installer both read each package. As
-with pixi, the installer gets the package's URL. Either the check refuses the package, or check and
-installer read the same files.
+directory at the end of the archive. rattler installs each package that our check accepts, and the
+packages in INSTALLED_BY_RATTLER, which the check must refuse. As pixi does, the test gives rattler
+the URL of the package.
 """
 
 import asyncio

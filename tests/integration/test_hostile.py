@@ -101,7 +101,8 @@ def test_installers_that_share_a_cold_cache(tmp_path: Path) -> None:
 def test_a_folder_in_the_cache_is_checked(tmp_path: Path, change: str) -> None:
     """A folder in the cache that was changed is unpacked again.
 
-    Without the check, rattler would use the folder as it is, even if the package's hash is missing.
+    Without the check, rattler would use the folder as it is, even without the file that has the
+    package's sha256.
     """
     stack = lock_plain(tmp_path)
     stack.install("default", tmp_path / "cache")
@@ -118,7 +119,7 @@ def test_a_folder_in_the_cache_is_checked(tmp_path: Path, change: str) -> None:
     elif change == "more":
         (cached / "conda_build.sh").touch()
     else:
-        # If the lock file of the folder is missing, rattler links the wrong file without our check.
+        # Without our check, rattler would install the wrong file, because no sha256 is stored.
         (tmp_path / "cache" / "alpha-1.0-h1234567_0.lock").unlink()
         (cached / "share/alpha").unlink()
         (cached / "share/alpha").write_text("wrong")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Commands complete after a kill at a random moment and `forge clean`, and leave nothing behind.
+"""After a kill at a random moment and `forge clean`, a command completes and leaves nothing behind.
 
 A kill ends the process group of a command. The command "stop" is a build that is not killed: it
 runs with `--stop-after`, and its time is up at the random moment.
@@ -35,8 +35,8 @@ from forge.channel.publish import PublishedChannel
 from forge.cli.time_box import NOT_FINISHED
 
 # Cases: a command, and "pixi" if the command runs with pixi. With FORGE_KILLS=60, at least sixty
-# kills are distributed over all cases. Without FORGE_KILLS, a selection of the cases is killed once
-# each.
+# kills are distributed over all cases. If FORGE_KILLS is no number, a selection of the cases is
+# killed once each.
 KILLS = os.environ.get("FORGE_KILLS", "")
 if KILLS.isdecimal():
     commands = ("build", "publish", "install", "lock")
@@ -281,7 +281,7 @@ def case(
 
 @pytest.mark.parametrize("number", range(KILLS_PER_CASE))
 def test_a_drawn_kill(case: Case, number: int) -> None:
-    """FORGE_KILLS sets the number of kills. FORGE_SEED sets the seed with which they are drawn."""
+    """A number in FORGE_KILLS sets the number of kills. FORGE_SEED is the seed of their moments."""
     rng = random.Random(f"{SEED} {case.command} {case.variables['FORGE_NO_PIXI']} {number}")
     call = rng.randint(1, case.num_calls)
     print(f"{case.command} killed at call {call} of {case.num_calls}")

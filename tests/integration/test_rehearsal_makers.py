@@ -687,7 +687,7 @@ for module in list(sys.modules):
 
 
 def test_the_page_makes_an_environment_with_all_that_is_imported() -> None:
-    """The command of docs/rehearsal.md makes an environment with all distributions that it needs.
+    """The command of docs/rehearsal.md makes an environment with all that a rehearsal imports.
 
     A rehearsal needs pyelftools to read the archive's libraries. The environment of `./forge test`
     has pyelftools. The environment of `./forge plan`, for example, does not have it.

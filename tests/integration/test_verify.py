@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`forge verify` compares a package with the recipe from which it states that it was built."""
+"""`forge verify` compares a package with the recipe that the package names as its own."""
 
 import json
 import os

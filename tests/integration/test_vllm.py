@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vLLM's real sources with our patches detect the GPU and count its memory correctly.
 
-The recipe's requirements and pins are those of the sources. vLLM is not installed.
+The tests also compare the recipe's requirements and pins with those of the sources. vLLM is not
+installed.
 """
 
 import os

@@ -57,7 +57,7 @@ def measure_cpu_seconds() -> float:
 
 
 class Refused(SystemExit):
-    """A command would change files outside of the rehearsal, or a text to replace is missing."""
+    """The rehearsal refuses a command. The message gives the reason."""
 
 
 def mark(folder: Path) -> None:
@@ -87,7 +87,7 @@ class Place:
         """Return the folder of a rehearsal, new or made by an earlier one.
 
         Raises:
-            Refused: The folder is in the checkout, or has files that no rehearsal made.
+            Refused: The folder is in the checkout, has files that no rehearsal made, or has a link.
         """
         folder = folder.resolve()
         if folder.is_relative_to(CHECKOUT):
@@ -172,7 +172,7 @@ class Place:
                 `thin_vllm`.
 
         Raises:
-            Refused: The copy does not have the text that the overlay replaces.
+            Refused: A text that the overlay replaces does not occur exactly once in its file.
         """
         sha256 = sha256_file(self.archive_file)
         tag = f"cp{PYTHON.replace('.', '')}"

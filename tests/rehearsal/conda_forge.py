@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Make a channel that replaces conda-forge, from Debian's files and PyPI's wheels.
 
-Its packages have conda-forge's names. This module writes a recipe from which rattler-build makes
-the packages of Debian's files. Packages that are made in another way have no run_exports. Without
-run_exports, a recipe with a wrong list of requirements would not fail.
+Its packages have conda-forge's names. This module writes a recipe, and rattler-build makes the
+packages of Debian's files from it, because only packages that rattler-build makes have run_exports.
+Without run_exports, a recipe with a wrong list of requirements would not fail.
 """
 
 import dataclasses
@@ -189,7 +189,7 @@ FURTHER_NEEDS = {
 
 
 def list_specs(section: Any) -> Iterator[str]:
-    """Yield the specs in a section of a recipe's requirements, under any condition."""
+    """Yield the specs in a section of a recipe's requirements, whatever their conditions."""
     match section:
         case str():
             yield section
@@ -410,7 +410,9 @@ def convert_wheels(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[
 
 
 def resolve(pip: list[str], specs: list[str]) -> dict[str, Version]:
-    """Return the versions that pip chooses, by name, without torch, triton and CUDA's packages.
+    """Return the versions that pip chooses, by name.
+
+    Packages whose names begin with torch, triton, nvidia or cuda are left out.
 
     Args:
         pip: The command line of pip.

@@ -16,7 +16,7 @@ class Missing(SystemExit):
 
 
 def require_sid() -> None:
-    """Raise Missing unless this machine has Debian's unstable release, which has this ROCm."""
+    """Raise Missing unless this machine has Debian's unstable release, sid."""
     release = RELEASE.read_text().strip() if RELEASE.exists() else "no Debian"
     if not release.endswith("/sid"):
         raise Missing(
@@ -56,7 +56,8 @@ def list_with_dependencies(packages: Iterable[str], sources: str) -> list[str]:
 
     Args:
         packages: The names of the packages.
-        sources: A pattern. Dependencies from other source packages are left out.
+        sources: A pattern for names of source packages. Dependencies from source packages that do
+            not match it are left out.
 
     Raises:
         Missing: One of `packages` is not installed.

@@ -160,7 +160,9 @@ def read_needed(path: Path) -> set[str]:
 
 
 def bundle_libraries(tree: Path) -> None:
-    """Copy libraries of Debian that the tree needs to SYSDEPS, and set all libraries' search paths.
+    """Add to SYSDEPS the Debian libraries that the tree needs, and set the tree's search paths.
+
+    Libraries, and programs that need libraries, get a search path.
 
     Raises:
         debian.Missing: This machine does not have a library.

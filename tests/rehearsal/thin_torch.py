@@ -148,7 +148,7 @@ case " $* " in
 esac
 """
 ABSENT = """\
-// The declarations of the HIP runtime that a kernel needs, which is never called.
+// These declarations of the HIP runtime are needed to compile the kernel, which is never called.
 struct dim3 { unsigned x, y, z; };
 typedef struct ihipStream_t *hipStream_t;
 extern "C" int __hipPopCallConfiguration(dim3 *, dim3 *, unsigned long *, hipStream_t *);

@@ -19,7 +19,7 @@ FOUR_STEPS = re.compile(r'(get_filename_component\((\w+) "\$\{\2\}" PATH\)\n)\1{
 # Matches a path with `../` four times. In hip-lang's file it has `../` five times, because the path
 # begins at the file and not at the file's folder.
 FOUR_UP = re.compile(r"\.\./(?:\.\./){3}")
-# Matches a comparison in a CMake file with the original prefix, which is /usr.
+# Matches code of a CMake file that compares the current prefix with the original one, /usr.
 ORIGINAL = re.compile(r"get_filename_component\(_realCurr .*?unset\(_realCurr\)\n", re.DOTALL)
 HOST_FOLDER = re.compile(r";?/usr/include(?:/libdrm)?(?=[;\"])")
 

@@ -32,7 +32,7 @@ def locked() -> dict[str, str]:
 
 
 def install() -> Path:
-    """Install these versions from PyPI into a folder, unless it has them, and return the folder.
+    """Install the locked versions from PyPI into a folder, if necessary, and return the folder.
 
     If PyPI cannot be reached or lacks a version, the test is skipped.
     """

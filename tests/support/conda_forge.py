@@ -39,16 +39,16 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 os.environ[PYPI_SOURCES] = PYPI_URL
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
 LACKS: dict[str, list[str]] = yaml.safe_load((DATA / "lacks.yaml").read_text())
-# Packages of other ROCm distributions. The file lists them by distribution.
+# Packages of other ROCm distributions. The file lists them by channel.
 OTHER_ROCM: list[str] = []
 for packages in yaml.safe_load((DATA / "other-rocm.yaml").read_text()).values():
     OTHER_ROCM += packages
 PROJECT = Project.at(CHECKOUT)
 NAMES = pypi.read_names(PROJECT.recipes)
-# Requirements that some record satisfies, but that cannot be installed for this Python together
-# with the recipe's other requirements. The solver leaves out these requirements, too. In the
-# records, sentencepiece for Python 3.13 was built with an older protobuf. tiktoken, and the version
-# of regex that transformers 5 needs, have records only for other Pythons.
+# By Python and recipe: requirements that some record satisfies, but that cannot be installed for
+# that Python together with the recipe's other requirements. The solver leaves out these
+# requirements, too. In the records, sentencepiece for Python 3.13 was built with an older protobuf.
+# tiktoken, and the version of regex that transformers 5 needs, have records only for other Pythons.
 CONFLICTING = {
     "python 3.13.* *_cp313": {
         "vllm": {"sentencepiece", "tiktoken"},

@@ -124,7 +124,7 @@ ON_FD(ssize_t, "write", sendfile64, (int fd, int from, off64_t *o, size_t n), fd
 ON_FD(ssize_t, "write", copy_file_range,
       (int from, off64_t *i, int fd, off64_t *o, size_t n, unsigned f), fd, (from, i, fd, o, n, f))
 
-/* Only files opened for writing count, because each library reads many files when it starts. */
+/* Opening a file to read it does not count, because programs read many files when they start. */
 #define ON_OPEN(name, args, dir, path, last, call)                                   \
     int name args {                                                                  \
         mode_t mode = 0;                                                             \

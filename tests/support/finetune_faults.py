@@ -9,7 +9,8 @@ line that it prints is a JSON object with these keys:
 - `four bits`: the exit status of the whole check for each fault in the reference's weights, if
   bitsandbytes is installed;
 - `recipe`: the last line that example.py prints for each input, or its error; and, as `adapters`,
-  how many adapters it has trained, and, as `separators`, what it reads of a file with U+2028.
+  how many adapters it has trained, and, as `separators`, the texts that it reads from a file with
+  U+2028.
 """
 
 import contextlib

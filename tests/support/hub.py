@@ -12,7 +12,7 @@ from support.machine import Lost, Machine
 
 
 class StepFailed(Exception):
-    """An action failed."""
+    """An action or a script failed."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Hub:
     """A repository on GitHub.
 
     Attributes:
-        folder: The folder that has everything below, except for the machines.
+        folder: The folder of the releases, caches, artifacts and logs.
         source: The files of the repository.
         machines: The folder of the machines. Each new machine replaces the one before it.
         variables: The repository's variables, which expressions read as `vars`.

@@ -42,7 +42,7 @@ class Machine:
         folder: The folder of the machine. Its folder `work` is for the checkout, and `temp` for the
             files that steps get from the runner.
         hold: A folder outside the machine. A script that finds the file HOLD/POINT there writes
-            HOLD/POINT.reached and waits. `run` then stops it.
+            HOLD/POINT.reached and waits. `run` then does what its argument `stop` says.
         size: Bytes of the disk, or 0 for no limit.
     """
 

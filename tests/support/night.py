@@ -9,7 +9,7 @@ from support.project import CHECKOUT
 
 
 class Machine:
-    """A clone with tools/night.py, and a machine with one gfx1151 GPU that the user may open."""
+    """A clone with tools/night.py, and a machine with a gfx1151 GPU whose device can be opened."""
 
     def __init__(self, root: Path) -> None:
         self.clone, self.gpus, self.device = root / "clone", root / "kfd", root / "device"

@@ -6,11 +6,11 @@ Its packages come from three places:
 - the host base: Python, the compilers, and the wheels that recipes and stacks need, except
   CUDA's libraries and packages of which there is a stub;
 - stubs with one text file (STUBS), for example for packages that PyPI lacks;
-- the wheels of requirements*.txt, if there is a pixi, which locks the root workspace.
+- the wheels of requirements*.txt, if pixi is on PATH, because pixi locks the root workspace.
 
-Packages of the host base are copied without its mark in the build string, which no package of
-conda-forge has. Clients find the channel as they find a mirror: by `[mirrors]` in the configuration
-of a home folder.
+The build strings of the host base's packages have a mark that no package of conda-forge has. The
+copies of these packages lack the mark. Clients find the channel as they find a mirror: by
+`[mirrors]` in the configuration of a home folder.
 """
 
 import io

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The choice of a base with and without an answer of conda-forge, and of Python versions."""
+"""How the driver chooses a base, with and without an answer from conda-forge, and its Pythons."""
 
 from pathlib import Path
 
@@ -40,9 +40,9 @@ def test_auto(monkeypatch: pytest.MonkeyPatch, error: str, name: str, reason: st
 def test_a_channel_stays_on_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_bound: bool, name: str
 ) -> None:
-    """The base of a channel's packages is used, whether or not conda-forge answers.
+    """The driver uses the base of a channel's packages, whether or not conda-forge answers.
 
-    A base that the user names is used instead.
+    If the user names a base, that base is used instead.
     """
     outage = "no" if name != "host" else ""
     monkeypatch.setattr(bases.network, "find_outage", lambda *_: outage)
@@ -89,7 +89,7 @@ def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_python_by_its_number(values: list[str], pythons: list[str], oldest: str) -> None:
-    """A number is expanded to a full spec. python_min is the oldest Python unless it is set."""
+    """A number such as 3.13 is expanded to a spec. Unless set, python_min is the oldest Python."""
     base = bases.load(PROJECT, "conda-forge", {"python": values})
     assert base.overrides["python"] == pythons == base.variants["python"]
     assert base.variants["python_min"] == [oldest]

@@ -104,7 +104,7 @@ def test_local_index(channel: Path, tmp_path: Path, record_property: Property) -
 
 
 def test_note(tmp_path: Path, record_property: Property) -> None:
-    """A damaged digest or number of tests is read as None, and never as another type."""
+    """The digest is read as a dict or None, and the number of tests as an int or None."""
     tally = Tally("note", record_property)
     record = Record("a", "1", "h0123456_0", "noarch", "0" * 64, 1)
     path = tmp_path / "forge" / f"{record.dist}.json"

@@ -379,7 +379,7 @@ def test_a_server(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_value_of_a_mirror_counts(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mirror may stand for several addresses. A name without a value is true, as for git."""
+    """One mirror may replace several addresses. As in git, a setting without a value is true."""
     file = hostile.folder / "user's configuration"
     file.write_text(
         '[url "http://mirror.invalid/"]\n'

@@ -358,7 +358,7 @@ def test_the_copy_of_a_stack_has_the_programs_of_its_tasks(tmp_path: Path) -> No
 def test_a_package_that_is_left_out_is_named_with_its_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the host base, packages without a build are left out, also kernels for another GPU.
+    """On the host base, packages without a build are left out, as are kernels for another GPU.
 
     `forge build` takes the names of recipes, so a message names the recipe of the package.
     """
@@ -456,7 +456,7 @@ def test_the_versions_of_pixi_that_a_manifest_requires(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manifest", STACKS, ids=lambda path: path.parent.name)
 def test_a_stack_is_a_feature_that_can_be_copied(manifest: Path) -> None:
-    """A stack's feature has everything that another workspace needs, also torch's name on PyPI."""
+    """A stack's feature has all that another workspace needs, including torch's name on PyPI."""
     data = tomllib.loads(manifest.read_text())
     name = manifest.parent.name
     assert not data.keys() & {"dependencies", "tasks", "pypi-dependencies"}

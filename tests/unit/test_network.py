@@ -172,9 +172,10 @@ def test_a_configuration_that_cannot_be_read_is_named(home: Path, text: str) -> 
 
 
 def test_a_solver_asks_an_index_twice(home: Path) -> None:
-    """A solver requests an index at most twice. With more attempts, it would seem to hang.
+    """A solver requests an index at most twice.
 
-    A solver shows no progress. Downloads are attempted more often.
+    A solver shows no progress, so it would seem to hang during further attempts. Downloads are
+    attempted more often.
     """
     requests: list[str] = []
 

@@ -140,9 +140,9 @@ def record(channel: Path, tmp_path: Path) -> RepoDataRecord:
 
 
 def test_what_lies_in_the_cache_is_taken_as_it_is(record: RepoDataRecord, tmp_path: Path) -> None:
-    """A package in the cache is used as it is, unless its mark has another sha256.
+    """A valid package in the cache is not unpacked again.
 
-    It is then unpacked again, whether that sha256 is greater or smaller.
+    If its mark has another sha256, it is unpacked again, whether that sha256 is greater or smaller.
     """
     folder = tmp_path / "cache/alpha-1.0-h1234567_0"
     mark = Path(f"{folder}.lock")
@@ -194,9 +194,9 @@ def test_what_the_bindings_raise_names_the_package(
 def test_what_rattler_writes_after_its_error_is_left_to_the_next(
     record: RepoDataRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an error, the next call removes the folder if rattler still wrote into it.
+    """A folder that cannot be removed after an error of rattler is removed by the next call.
 
-    A thread of rattler may go on writing. The folder is not empty then, and cannot be removed.
+    After the error, a thread of rattler may still write into the folder, which is then not empty.
     """
 
     def fails(*_: object) -> None:
@@ -217,7 +217,7 @@ def test_what_rattler_writes_after_its_error_is_left_to_the_next(
 
 @pytest.mark.parametrize("noarch", ["python", "generic", "zope"])
 def test_only_files_for_every_python_are_moved(noarch: str, tmp_path: Path) -> None:
-    """Only in a package with `noarch: python`, files are moved into the folder of a Python."""
+    """Files are moved into the folder of a Python only if the package has `noarch: python`."""
     folder = tmp_path / "a-1-0"
     for name in ("site-packages/a.py", "python-scripts/a", "share/a"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Jobs: ending their processes, also those that a killed build left, and following their logs."""
+"""Jobs: ending their processes, even those that a killed build left, and following their logs."""
 
 import itertools
 import os
@@ -116,7 +116,7 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 def test_the_end_of_a_job(
     script: str, grace: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All processes of a job are ended, the engine last, so that its script can write to it."""
+    """All processes of a job are ended. The engine is the last, because scripts write to it."""
     monkeypatch.setattr(processes, "GRACE_SECONDS", grace)
     command = [sys.executable, "-c", RUNS, script]
     engine = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
@@ -207,7 +207,7 @@ def test_a_job_that_a_signal_ends_has_failed(
 
 
 def test_each_line_of_a_job_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line of a job's output is passed on once, also the last one."""
+    """Each line of a job's output, including the last one, is passed on once."""
     code = "import time; print('a\\nb', flush=True); time.sleep(0.5); print('c')"
     lines: list[str] = []
     run_job(code, lines.append, tmp_path, monkeypatch)

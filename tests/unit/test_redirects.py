@@ -224,7 +224,7 @@ def test_what_is_another_server(
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://h.invalid/a", "data:,x"])
 def test_nothing_but_http_is_asked(url: str, servers: Web) -> None:
-    """A URL with another scheme than http or https is refused, also after a redirect."""
+    """A URL with another scheme than http or https is refused, even after a redirect."""
     with pytest.raises(OSError, match=r"unknown url type|no host given"):
         web.open_url(url, 10)
     servers.redirects = {"/repos/start": (302, url)}

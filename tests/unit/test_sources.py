@@ -331,7 +331,7 @@ def test_nobody_states_the_sha256(moved: Moved) -> None:
 def test_a_damaged_file_is_not_to_be_written(moved: Moved, cut: int) -> None:
     """A file with another sha256 than pip's index states is deleted: it is damaged or forged.
 
-    The message does not advise to write its sha256 into the recipe.
+    The message does not advise the user to write its sha256 into the recipe.
     """
     evil = tarball(file("demo/text", b"evil"))
     moved.file.write_bytes(evil[:cut] or evil)

@@ -265,7 +265,10 @@ def test_every_file_is_reported_in_one_run(world: World) -> None:
 
 
 def test_a_file_for_another_python_is_added(world: World) -> None:
-    """A machine without a network may have another Python and base than the one that fetched."""
+    """`sources add` accepts files for any Python.
+
+    A machine without a network may have another Python than the machine that fetched the files.
+    """
     files = sorted((world.hosts / "files").glob("wheels-1.0-*"))
     assert len(files) == 2
     done = world.forge("sources", "add", *map(str, files))
@@ -315,11 +318,11 @@ ARG WHEELS_TAG="v1.0"
 
 
 def add_paired(world: World, text: str, files: str = "text") -> None:
-    """Write a recipe whose source has a file that states the versions that upstream builds it with.
+    """Write a recipe whose source states the versions of packages with which upstream builds it.
 
     Args:
         world: The project.
-        text: The content of that file in release 2.0.
+        text: The content of the file that states the versions in release 2.0.
         files: The names of the files that the recipe reads.
     """
     source = f"  - url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n    sha256: "
@@ -388,7 +391,10 @@ def test_a_newest_release_that_cannot_be_read(world: World, damage: str) -> None
 
 
 def test_what_became_of_links_counts(world: World) -> None:
-    """`outdated` also runs tools/upstream_links.py unless packages are named, and fails with it."""
+    """Unless packages are named, `outdated` also runs tools/upstream_links.py.
+
+    If that program fails, so does `outdated`.
+    """
     script = world.root / "tools/upstream_links.py"
     script.parent.mkdir()
     script.write_text("open(__file__ + '.ran', 'w')")
@@ -425,7 +431,10 @@ def test_mutants_of_what_upstream_answers(
     record_property: Callable[[str, object], None],
     kind: str,
 ) -> None:
-    """A damaged list of an upstream gives other versions or none, but no local version."""
+    """From a damaged index or list of tags, the driver reads no local version.
+
+    It may read other versions, or none.
+    """
     recipe = world.recipes().recipes["toy"]
     downloader = download.Downloader()
     file = world.hosts / "simple" / "toy" / "index.html"

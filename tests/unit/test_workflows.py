@@ -246,9 +246,10 @@ def test_no_step_works_past_the_driver() -> None:
 
 
 def test_a_package_is_sent_with_its_own_note(tmp_path: Path) -> None:
-    """A note of a package that never arrived is replaced, and no other note.
+    """The note on a package that is not published is replaced. Other notes stay.
 
-    An interrupted run may have sent the note on a package whose bytes differ from the new ones.
+    An interrupted run may have sent a note on a package that never arrived. The new package may
+    have other bytes.
     """
     releases = tmp_path / "releases/untested"
     for part, names in {"forge": ["a", "b"], "linux-64": ["b"], "noarch": []}.items():
