@@ -79,7 +79,7 @@ def require_chain(hub: Hub, published_hub: Hub) -> None:
 
 
 def test_caches_that_are_too_large(hosting: Hosting, published_hub: Hub) -> None:
-    """If GitHub does not keep a cache that is too large, the next job makes the same files."""
+    """GitHub does not keep a cache that is too large. Without it, the next job makes the files."""
     hub = hosting.hub("large-hub", hosting.copy_source("large", CHAIN))
     hub.cache_limit = 10
     hub.stops = {"pytorch-1 / build": ("pytorch-install", "time")}

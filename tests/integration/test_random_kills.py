@@ -204,7 +204,7 @@ def is_engine(process: Path, root: Path) -> bool:
 
 
 def wait_for_engines(root: Path) -> None:
-    """Wait until no engine runs. The kernel kills a driver's engine some time after the driver."""
+    """Wait until no engine runs. The engine can outlive its driver for a moment."""
     while any(is_engine(process, root) for process in Path("/proc").glob("[0-9]*")):
         time.sleep(0.05)
 

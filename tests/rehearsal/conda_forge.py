@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Make a channel that replaces conda-forge, from Debian's files and PyPI's wheels.
 
-Its packages have conda-forge's names. This module writes a recipe, and rattler-build makes the
-packages of Debian's files from it, because only packages that rattler-build makes have run_exports.
+Its packages have conda-forge's names. This module writes a recipe for Debian's files, and
+rattler-build builds it, because only packages that rattler-build makes have run_exports.
 Without run_exports, a recipe with a wrong list of requirements would not fail.
 """
 
