@@ -201,7 +201,10 @@ def bench(
     plots: PlotsOption = None,
     vllm: VllmOption = None,
 ) -> None:
-    """Time attention (torch's backends, flash-attn, vLLM), and a GPU's copies and products."""
+    """Time attention and layers of experts, and a GPU's copies and matrix products.
+
+    The attention of torch's backends, of flash-attn and of vLLM is timed.
+    """
     run_and_exit(
         ["bench"],
         as_json=as_json,
@@ -226,12 +229,12 @@ def serve(  # noqa: PLR0913 (each argument is an option of the command)
     plain_url: PlainUrlOption = "",
     questions: QuestionsOption = 0,
 ) -> None:
-    """Generate text and serve requests with vLLM and small random models, which it creates first.
+    """Create small random models, generate text with them in vLLM, and serve requests.
 
-    With --url, check that server instead; with only --model, start a server for that folder. The
-    checks compare the server's answers with each other, test chat templates, tools and sampling
-    parameters, test answers up to the end of the context, and measure the speed. The command first
-    prints the number of tokens that the checks need.
+    With --url, check a running server instead; with only --model, start a server for that folder.
+    The checks of such a server compare its answers with each other, test chat templates, tools and
+    sampling parameters, test answers up to the end of the context, and measure the speed. The
+    command first prints the number of tokens that these checks need.
     """
     run_and_exit(
         ["serve"],
@@ -293,7 +296,7 @@ def run(  # noqa: PLR0913 (each argument is an option of the command)
     """Run every tier. With --evidence, write the record.
 
     With --quick, run only the tiers that test this machine, at size quick and without the checks
-    conv, and print a table of its speeds.
+    conv, and print a table of the machine's speeds.
     """
     names = tier or []
     for name in names:
@@ -395,9 +398,9 @@ def compilations(
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Count the kernels that calls of up to 40 lengths compile if the Triton cache is empty.
+    """Count the kernels that a common workload compiles if the Triton cache is empty.
 
-    Needs no GPU.
+    The workload repeats its calls for up to 40 numbers of tokens. Needs no GPU.
     """
     with _exit_if_missing("count") as console:
         from strix_validate.precompiled.workload import count

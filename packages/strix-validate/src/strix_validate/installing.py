@@ -48,7 +48,11 @@ def _advise_conda(name: str, prefix: Path) -> str:
 
 
 def _advise_pip(name: str, prefix: Path) -> str:
-    """Return the command for an environment of pipx, uv or venv."""
+    """Return the command for an environment of pipx, uv or venv.
+
+    The environments of pipx, uvx and `uv tool` are for strix-validate alone. If torch is missing in
+    one of them, advise to install strix-validate in the environment of torch instead.
+    """
     arguments = _PIP_ARGUMENTS.get(name, name)
     config = read_small_text(prefix / "pyvenv.cfg") or ""
     is_of_pipx = "pipx" in prefix.parts

@@ -21,7 +21,8 @@ from strix_validate.reporting.record import Record
 class NoSuchCheck(ValueError):
     """A name in --only or --skip matches no check.
 
-    Also raised if a name in --only matches only checks of another size or kind of device.
+    Also raised if a name in --only matches only checks that do not apply to the run's options, such
+    as its size, device or server.
     """
 
 
@@ -141,11 +142,11 @@ def _select_applicable(
     only: Sequence[str],
     skip: Sequence[str],
 ) -> dict[str, list[Check]]:
-    """Return the selected checks that apply to the size and the kind of device, by tier.
+    """Return the selected checks that apply to the run's options, by tier.
 
     Raises:
-        NoSuchCheck: See :func:`select`. Also raised if none of the checks of a name in only applies
-            to this size and kind of device.
+        NoSuchCheck: See :func:`select`. Also raised if a name in `only` matches no check that
+            applies to the options.
     """
     available = {name: tier.checks() for name, tier in loaded.items()}
     selected = select(available, only, skip)

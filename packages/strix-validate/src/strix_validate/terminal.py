@@ -30,8 +30,8 @@ from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
 from strix_validate.tiers import TIERS
 
-#: Seconds between two writes of the record during a run. A record can have megabytes, so that it is
-#: not written after each check. A killed run loses at most the results of these seconds.
+#: Seconds between two writes of the record during a run. A record can have megabytes, so it is not
+#: written after each check. A killed run loses at most the results of these seconds.
 SECONDS_BETWEEN_WRITES = 5.0
 
 
@@ -241,7 +241,7 @@ def _find_device(names: list[str], device: DeviceName, options: dict[str, Any]) 
 
 @contextmanager
 def _report_errors(console: Console) -> Iterator[None]:
-    """Turn a misspelt check into a usage error, and a missing package into status 3."""
+    """Turn NoSuchCheck into a usage error, and a missing package into exit status 3."""
     try:
         yield
     except NoSuchCheck as error:
@@ -259,7 +259,7 @@ def _write_plots(record: Record, folder: Path, console: Console) -> None:
     # matplotlib is optional.
     from strix_validate.reporting.plots import write
 
-    # The plots of the tiers bench and serve can be in one folder.
+    # The names of the files begin with the tier's name, so bench and serve can share a folder.
     for file in write(record, folder, record.command[0]):
         console.print(f"wrote {file}")
 

@@ -14,8 +14,8 @@ from strix_validate.triton import launches
 #: Minimum number of timed calls, and the maximum on a GPU.
 _MIN_REPEATS = 5
 _MAX_REPEATS = 500
-#: Bytes that are overwritten before each call on a GPU, so that its cache, which is smaller, has no
-#: input of the call.
+#: Bytes that a GPU overwrites before each call. Its cache is smaller, so that afterwards the cache
+#: has no input of the call.
 _CACHE_BYTES = 256 * 2**20
 
 
@@ -66,7 +66,7 @@ def time_call(
     After a warm-up, the call is repeated as often as the budget allows, at least 5 times, and at
     most 500 times on a GPU. On a GPU, the GPU's own events measure the time. The GPU overwrites its
     cache before each call, so that the call reads its inputs from memory. Meanwhile the host
-    launches the call's kernels, so that the time does not include the launch.
+    launches the call's kernels, so that the time includes few launches or none.
 
     Args:
         function: The call.

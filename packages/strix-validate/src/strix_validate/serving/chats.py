@@ -220,7 +220,7 @@ def judge_chat_answer(server: Endpoint) -> dict:
 
 
 def _judge_limits(server: Endpoint, messages: Sequence[dict]) -> None:
-    """Require that an answer ends at max_tokens, and that a longer one is streamed in parts."""
+    """Require that an answer ends at max_tokens, and that a long answer is streamed in parts."""
     short = chat(server, messages, 5, ignore_eos=True)
     require(short.written == 5, f"{short.written} tokens in a chat, but max_tokens is 5")
     require(short.finish == "length", f"finish_reason of a chat is {short.finish!r}, not 'length'")

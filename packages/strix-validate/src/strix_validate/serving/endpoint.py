@@ -94,7 +94,7 @@ class Endpoint:
         return self.url.rstrip("/").removesuffix("/v1")
 
     def post(self, path: str, body: dict, limit: float = LIMIT):
-        """Send a request and return the open answer.
+        """Send a request and return the open HTTP response.
 
         Raises:
             CheckFailed: The server does not answer, or answers with an error, whose text is in the

@@ -7,7 +7,7 @@ in the same way, the probabilities of a text that every model knows, and numbers
 prompt, show the fault.
 
 At a near tie, two tokens are almost equally likely, and rounding decides which one is generated.
-Another token at a near tie is no fault.
+If the server generates the other token at a near tie, this is no fault.
 """
 
 import itertools
@@ -322,7 +322,7 @@ def judge_echo(answer: Generation, prompt: str) -> None:
 
 
 def judge_text(server: Endpoint) -> dict:
-    """Require that a text that every model knows is likely, in each window of 256 tokens.
+    """Require that the model finds a well-known text likely, in each window of 256 tokens.
 
     A window may exceed the limit of nats per token if it meets the limit of bits per byte, because
     the tokens of models differ in length.

@@ -29,7 +29,7 @@ class Reply:
         calls: Tool calls, each with a function's name and arguments.
         finish: Reason for the end.
         usage: Values of COUNTS.
-        parts: Number of parts of a stream with content, thoughts or calls.
+        parts: How many parts of a stream contain content, thoughts or calls; 0 without a stream.
     """
 
     prompt: list[int]

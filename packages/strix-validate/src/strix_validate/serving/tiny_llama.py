@@ -62,7 +62,8 @@ def make(folder: str) -> dict:
     )
     LlamaForCausalLM(config).half().save_pretrained(folder)
     _make_tokenizer(Path(folder))
-    # the model is read again, because half() also rounded rope's frequencies, which no file has
+    # the model is read again, because half() also rounded rope's frequencies, which are not stored
+    # in the file
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = model(torch.tensor([PROMPT])).logits[0, -1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The checks of a user's server with any model: one that runs, or one started for a folder."""
+"""The checks of a user's server, which already runs, or is started for the folder of a model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,8 +107,8 @@ def _judge_abort(server: Endpoint) -> dict:
 def _recall_check(length: int) -> ServerCheck:
     return _users_check(
         lambda server: judges.judge_recall(server, length),
-        f"five numbers in each of two prompts of {length} tokens are found again. Attention or the "
-        "cache may be wrong only beyond a length: "
+        f"the model repeats five numbers that each of two prompts of {length} tokens contains. "
+        "Attention or the cache may be wrong only beyond a length: "
         "https://github.com/vllm-project/vllm/issues/42684",
     )
 
@@ -125,7 +125,7 @@ def _load_check(load: int) -> ServerCheck:
 USER_CHECKS: dict[str, ServerCheck] = {
     "url-text": _users_check(
         judges.judge_text,
-        "a text that every model knows is likely, in each window of 256 tokens. A model with "
+        "the model finds a well-known text likely, in each window of 256 tokens. A model with "
         "random weights passes checks that compare it with itself: "
         "https://github.com/vllm-project/vllm/issues/15730",
     ),
@@ -149,8 +149,9 @@ USER_CHECKS: dict[str, ServerCheck] = {
     ),
     "url-speculation": _users_check(
         caches.judge_speculation,
-        "drafted tokens, of MTP or n-grams, are those that prefill finds without drafts. With a "
-        "cached prefix they were different: https://github.com/vllm-project/vllm/issues/43559",
+        "tokens that are generated with drafts, by MTP or n-grams, are those that prefill finds "
+        "likeliest. After a cached prefix they were different: "
+        "https://github.com/vllm-project/vllm/issues/43559",
     ),
     **{f"url-recall-{length}": _recall_check(length) for length in judges.RECALLED},
     "url-context": _users_check(

@@ -78,7 +78,7 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
 def open_url(request: Request | str, seconds: float):
     """Send a request, and return the server's open response.
 
-    A proxy that the environment names, such as http_proxy, is not used for this machine itself.
+    The proxy that a variable such as http_proxy names is not used for URLs of this machine.
 
     Args:
         request: A request or its URL.

@@ -149,7 +149,8 @@ def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
     """Make these signals interrupt as Ctrl-C does, so that the record is written."""
     handlers = {}
     for number in numbers:
-        # nohup ignores SIGHUP, so that the soak outlives its terminal.
+        # A signal that is ignored stays ignored. nohup starts the soak with SIGHUP ignored, so that
+        # the soak outlives its terminal.
         if signal.getsignal(number) is not signal.SIG_IGN:
             handlers[number] = signal.signal(number, signal.default_int_handler)
     try:
@@ -310,7 +311,10 @@ def soak(
     hang_after: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=5, help="A load hangs if it makes no progress for so long."
+            metavar="SECONDS",
+            min=5,
+            help="A load hangs if it makes no progress for this long; before the first turn, at "
+            "least 600 seconds are allowed.",
         ),
     ] = 120,
     as_json: JsonOption = False,

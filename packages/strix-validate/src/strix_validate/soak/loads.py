@@ -334,7 +334,11 @@ class ServerLoad:
         self.step()
 
     def step(self) -> Step:
-        """See Load."""
+        """See Load.
+
+        judge_together returns the means of two kinds of differences. The error is the larger mean,
+        each as a share of its bound.
+        """
         try:
             measured = judges.judge_together(self._server, self._prompts, REQUESTS, _TOKENS)
         except CheckFailed as error:

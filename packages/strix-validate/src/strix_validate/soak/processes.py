@@ -55,7 +55,9 @@ class LineProcess:
         return [line.decode(errors="replace") for line in lines]
 
     def wait_for_lines(self, limit: float) -> list[str]:
-        """Return lines as soon as there is output; none if it is incomplete or was closed.
+        """Wait for output, and return its complete lines.
+
+        Return an empty list if the output is an incomplete line, or if the output was closed.
 
         Args:
             limit: Seconds to wait.

@@ -120,7 +120,8 @@ class Recorder:
             at = self._clock.now() - begin
             event = self._read_children(at)
             story.ending = self._describe_end(at, hang_after)
-            # The soak is whole only if the last load made progress at the end, because it may hang.
+            # The soak is whole only after progress at the end of its time or later. Without this
+            # progress, the last load may hang.
             story.is_whole = story.progress_at >= seconds and not story.ending
             if story.ending:
                 event = f"{event}; {story.ending}".removeprefix("; ")

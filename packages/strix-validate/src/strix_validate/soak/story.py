@@ -59,7 +59,7 @@ class Story:
         steps: The steps of each load.
         number_of_steps: The number of steps of all loads.
         number_of_faults: The number of faulty steps of all loads.
-        samples: One row for each second: seconds, turn, load, steps, numbers of the sensors.
+        samples: One row for each second, with the columns of recorder.TABLE.
         load: The name of the load in the current turn.
         turn: The number of the current turn.
         running: A description of the load or the preparation that runs.

@@ -17,7 +17,8 @@ CLOCK_SHARE = 0.7
 _GPU_LOADS = ("attention", "product", "copy")
 #: GPU loads whose speed the clock limits. Memory limits the speed of copies.
 _CLOCKED_LOADS = ("attention", "product")
-#: Growth in MiB from the first to the last quarter that counts as a leak.
+#: Growth in MiB from the first to the last quarter that counts as a leak, if each quarter needs
+#: more memory than the one before it.
 _LEAK_MIB = 128.0
 #: Growth of errors from the first to the last quarter that counts as a drift: the factor, and the
 #: minimum growth as a share of the bound.
@@ -354,9 +355,9 @@ def thin_samples(story: Story, points: int = POINTS) -> dict[str, list]:
 
     Returns:
         Columns by name. The sensors' columns and process_mib have the mean of each span. minutes is
-        the beginning of each span, and load is the load that runs then. speed is the load's speed
-        in the turn, as a share of its speed in its first turn. events has the time of each event in
-        minutes.
+        the beginning of each span, and load is the load that runs then. speed is the median rate of
+        the turn in which the span ends, as a share of the rate in the first turn of the same load.
+        events has the times of events in minutes, at most as many as points.
     """
     span = max(1, math.ceil(len(story.samples) / points))
     groups = [story.samples[i : i + span] for i in range(0, len(story.samples), span)]

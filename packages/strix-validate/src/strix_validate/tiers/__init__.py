@@ -69,8 +69,8 @@ class Tier:
         checks: Lists every check of the tier, for any machine and any size of run.
         run: Yields one result per selected check, in any order. A check that has nothing to judge
             is skipped; strix_validate.skips decides whether the skip was expected.
-        applies: Returns False for a check of another size of run, or of another kind of device,
-            than the options name. By default every check applies.
+        applies: Returns whether a check belongs to a run with these options, for example with this
+            size and device. By default every check applies.
         announce: Yields lines that are shown before the first selected check runs, such as its
             cost. By default there are none.
     """

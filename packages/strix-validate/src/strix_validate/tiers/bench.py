@@ -2,10 +2,10 @@
 """Measure the speed of attention and of layers of experts in fp16: torch, flash-attn and vLLM.
 
 Only the operations of matrix products count, and a multiply-add counts as two. A forward pass has
-4·B·H·D·pairs (q k^T and weights·v), where pairs is S·S, or S·(S+1)/2 with a causal mask. A backward
-pass has 2.5 times as many: five products instead of two, because the scores are recomputed. The
-well-known script for this chip counts twice as many operations. Decoding is bound by memory, so
-the rate at which keys and values are read is recorded too.
+4·B·H·D·pairs operations (q k^T and weights·v), where pairs is S·S, or S·(S+1)/2 with a causal mask.
+A backward pass has 2.5 times as many: five products instead of two, because the scores are
+recomputed. The script in https://github.com/lhl/strix-halo-testing counts twice as many operations.
+Decoding is bound by memory, so the rate at which keys and values are read is recorded too.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Work:
         return 4 * self.batch * kv_heads * self.seqlen * self.head_dim
 
 
-#: The model's layer that gives the sizes "gqa" and "decode" their numbers of heads and head dim.
+#: The layer of Llama-3.1-8B whose head dim and numbers of heads the sizes "gqa" and "decode" have.
 _LAYER = MODELS["Llama-3.1-8B"].layers.attention[0]
 #: The sizes of attention to measure, by name. published.toml has times of the first five sizes.
 SIZES = {
@@ -109,18 +109,19 @@ _TOKENS = {"decode": 16, "prefill": 2048}
 #: The measured implementations of attention: torch's backends, the package flash-attn, and vLLM's
 #: kernel with its paged cache.
 _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
-#: Sizes at which the math backend takes seconds. Only a full run measures them.
+#: Sizes at which the math backend is slow. They are measured only on a GPU, in runs of size full or
+#: stress.
 _LARGE = ("large", "xlarge", "large128", "gqa")
 #: Minimum speed of flash attention's forward pass divided by that of the math backend. This applies
 #: to the sizes in _LARGE, where the scores fill memory.
 _MIN_SPEEDUP = 1.5
 #: Allowed relative difference between the two timers' times of the same call.
 _TIMER_TOLERANCE = 0.05
-#: Milliseconds below which a difference between the two timers is recorded, but not judged. Both
-#: timers overwrite the GPU's cache before a call, and the host launches the call's kernels
-#: meanwhile. For a call this short, this does not hide all launches, so the times of both timers
-#: include some launches. torch launches a backward pass from another thread; the launch took up to
-#: 0.14 ms on an H200's host.
+#: For a call that takes at most this many milliseconds, the difference between the two timers is
+#: recorded, but not judged. Both timers overwrite the GPU's cache before a call, and the host
+#: launches the call's kernels meanwhile. In such a short call, this does not hide all launches, so
+#: the times of both timers include some of them. torch launches a backward pass from another
+#: thread; the launch took up to 0.14 ms on an H200's host.
 _LAUNCHES = 0.2
 #: Operations of a pass, relative to a forward pass.
 _DIRECTION_FACTORS = {"forward": 1.0, "backward": 2.5}
@@ -193,7 +194,8 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
     for name, tokens in _TOKENS.items():
         check = Check(
             f"bench/experts/{name}",
-            f"vLLM's two products of {_EXPERTS.experts} experts, for {tokens} tokens",
+            f"vLLM's two matrix products of a layer of {_EXPERTS.experts} experts, for {tokens} "
+            "tokens",
             "tiles that were never tuned for this GPU: https://github.com/ROCm/vllm/pull/972",
         )
         functions[check] = partial(_mixture, tokens)

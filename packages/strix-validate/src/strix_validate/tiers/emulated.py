@@ -2,8 +2,8 @@
 """Execute gfx1151 code objects of flash-attn, vLLM and other packages under emulation.
 
 This works on any machine. strix-emulate executes the instructions that the real call path compiles,
-forward and backward. A pass means "executed under emulation". It proves nothing about timing or
-about a real gfx1151.
+forward and backward. If a check passes, the results were correct under emulation. This proves
+nothing about timing or about a real gfx1151.
 """
 
 from collections.abc import Iterator

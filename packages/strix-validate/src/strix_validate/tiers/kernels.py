@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compile the kernels of flash-attn, vLLM and other packages for gfx1151; check the files."""
+"""Compile the kernels of flash-attn, vLLM and other packages for gfx1151; check the ELF files."""
 
 import io
 from collections.abc import Iterator

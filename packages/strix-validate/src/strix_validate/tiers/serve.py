@@ -51,7 +51,10 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return whether a check is for this kind of server, the user's or a tiny model's."""
+    """Return whether a check is for this kind of server, the user's or a tiny model's.
+
+    The check url-questions also needs the option --questions.
+    """
     name = _name(check)
     if name == "url-questions" and not options.questions:
         return False
@@ -182,7 +185,7 @@ def _compare(reference: list[float], generated: dict, bound: float) -> dict:
 
     Args:
         reference: Log probability of each token of the vocabulary, in float32.
-        generated: The results of tiny_llama.
+        generated: The output that vLLM generates; see tiny_llama._generate.
         bound: Limit in nats for the error, and for the gap to the likeliest token.
 
     Raises:
@@ -201,7 +204,12 @@ def _compare(reference: list[float], generated: dict, bound: float) -> dict:
 
 
 def _judge_model(name: str, session: ServerSession) -> dict:
-    """Require that a model of tiny_models generates the token that transformers finds likeliest."""
+    """Require equal answers to equal prompts, and a first token that agrees with transformers.
+
+    Args:
+        name: Key of tiny_models.MODELS.
+        session: Writes the model, and lets vLLM generate.
+    """
     plugin = MODELS[name].plugin
     if plugin:
         session.need_vllm(plugin)
@@ -258,8 +266,9 @@ def completion(session: ServerSession) -> dict:
 def decode(session: ServerSession) -> dict:
     """Each token that the server decodes is the likeliest one according to transformers in float32.
 
-    The token's log probability agrees as well. The first token, which prefill gives, was correct
-    while the tokens after it were garbage: https://github.com/lemonade-sdk/vllm-rocm/issues/24
+    The token's log probability agrees as well. In a reported bug, the first token, which prefill
+    gives, was correct, but all later tokens were garbage:
+    https://github.com/lemonade-sdk/vllm-rocm/issues/24
     """
     answer = session.answer
     scored = session.score(answer.tokens)
@@ -410,7 +419,10 @@ def _from_docstring(judge: Callable[[ServerSession], dict]) -> ServerCheck:
 
 
 def _model_check(name: str) -> ServerCheck:
-    reason = f"The tiny model {name} generates what transformers does. Catches {MODELS[name].why}"
+    reason = (
+        f"vLLM's first token with the tiny model {name} agrees with transformers. "
+        f"Catches {MODELS[name].why}"
+    )
     return ServerCheck(partial(_judge_model, name), reason)
 
 
