@@ -114,8 +114,8 @@ def _list_settings(probabilities: Mapping[int, float]) -> dict[str, _Setting]:
         top_p = sum(expected.values()) - last / 2
         min_p = math.sqrt(last * following) / probabilities[ranked[0]]
         settings[f"top_k {cut}"] = _Setting({"top_k": cut}, expected)
-        settings[f"top_p for {cut}"] = _Setting({"top_p": top_p}, expected)
-        settings[f"min_p for {cut}"] = _Setting({"min_p": min_p}, expected)
+        settings[f"top_p for {cut} tokens"] = _Setting({"top_p": top_p}, expected)
+        settings[f"min_p for {cut} tokens"] = _Setting({"min_p": min_p}, expected)
     return settings
 
 

@@ -180,8 +180,8 @@ class Recorder:
         silence = at - story.progress_at
         if silence <= limit:
             return ""
-        minutes = f"{story.progress_at / 60:.1f} minutes"
-        text = f"no progress for {silence:.0f} s, {minutes} after the start, in {story.running}"
+        minute = story.progress_at / 60
+        text = f"no progress for {silence:.0f} s, since minute {minute:.1f}, in {story.running}"
         state = self._worker.kernel_state()
         if state:
             text += f"; the process is in state {state}"

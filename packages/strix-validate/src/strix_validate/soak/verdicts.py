@@ -114,7 +114,7 @@ def _judge_results(story: Story, name: str, check: Check) -> Result:
     """Judge the results of a load."""
     steps = story.steps.get(name)
     if not steps:
-        return Result(check, State.SKIPPED, story.absent.get(name, "the load's turn did not come"))
+        return Result(check, State.SKIPPED, story.absent.get(name, "the load completed no step"))
     unit = story.units[name]
     rates = [step.rate for step in steps]
     errors = [step.error for step in steps if step.error is not None]
