@@ -284,6 +284,12 @@ def test_costs_are_said_before_the_first_request_of_a_check(monkeypatch):
     assert "--skip serve/url-usage" in lines[1]
 
 
+def test_the_check_with_the_largest_costs_is_named():
+    """The check url-sampling reads 600 tokens and generates 2,000; url-text reads 900."""
+    line = costs.describe_costs(["url-text", "url-sampling"], None)
+    assert "serve/url-sampling needs the most tokens, 2,600: --skip serve/url-sampling" in line
+
+
 @pytest.mark.parametrize(
     "name", [n for n in USER_CHECKS if n not in ("url-bench", "url-questions")]
 )

@@ -117,7 +117,7 @@ def describe_costs(names: Sequence[str], endpoint: Endpoint | None) -> str:
     num_generated = sum(generated for _, generated in costs.values())
     read_rate, generation_rate = server.rates
     minutes = (num_read / read_rate + num_generated / generation_rate) / 60
-    longest = max(costs, key=lambda name: sum(costs[name]))
+    largest = max(costs, key=lambda name: sum(costs[name]))
     context = ""
     if "url-context" in names and not server.context:
         context = "; serve/url-context also reads four times the context, which is not counted"
@@ -126,7 +126,7 @@ def describe_costs(names: Sequence[str], endpoint: Endpoint | None) -> str:
         f"serve: the server reads about {num_read:,} tokens and generates {num_generated:,}. At "
         f"{read_rate:,.0f} and {generation_rate:,.1f} tokens a second ({source}), this takes "
         f"{minutes:,.0f} minutes; cached prompts and concurrent requests make it faster. "
-        f"serve/{longest} reads the most tokens, {costs[longest][0]:,}: --skip serve/{longest} "
+        f"serve/{largest} needs the most tokens, {sum(costs[largest]):,}: --skip serve/{largest} "
         f"leaves it out{context}"
     )
 
