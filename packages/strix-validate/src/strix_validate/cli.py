@@ -501,8 +501,8 @@ def report(
     except record.BadRecord as error:
         raise typer.BadParameter(str(error)) from error
     except Exception as error:
-        # The record's schema does not describe measured values, so that any measured value may
-        # break the page.
+        # The record's schema does not describe measured values, so any of them may break the
+        # page.
         files = ", ".join(map(str, records))
         message = f"{files}: a measured value has a form that no check writes ({error!r:.200})"
         raise typer.BadParameter(message) from error

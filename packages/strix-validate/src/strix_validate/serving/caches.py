@@ -24,9 +24,9 @@ from strix_validate.serving.judges import (
     read_known_text,
 )
 
-#: Tokens that prompts share, besides _BEYOND_BLOCK: the largest block that vLLM 0.33 uses in the
-#: cache of a common hybrid model. If a server reports the size of its block, prompts share at least
-#: two blocks, unless the context is too short.
+#: Minimum number of tokens that prompts share, without _BEYOND_BLOCK: the largest block that vLLM
+#: 0.33 uses in the cache of a common hybrid model. If a server reports its block size, prompts
+#: share at least two blocks. They share less if the context is too short.
 _SHARED = 2144
 #: Number of tokens that prompts share beyond _SHARED or two blocks, whichever is more.
 _BEYOND_BLOCK = 64

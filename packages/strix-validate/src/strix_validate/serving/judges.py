@@ -498,7 +498,7 @@ def _require_prompt(
     prompt: str | list[int],
     answer: Generation,
 ) -> None:
-    """Require that an answer belongs to its prompt, as shown by another request with the prompt."""
+    """Send the prompt again, and require that both answers report the same prompt tokens."""
     alone = server.generate(prompt, 1)
     require(answer.prompt == alone.prompt, "a request got the answer to another request's prompt")
 

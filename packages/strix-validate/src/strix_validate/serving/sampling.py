@@ -155,8 +155,8 @@ def _make_scaled(
 def _find_cut(probabilities: Sequence[float]) -> int:
     """Return the rank, from 2 to 6, after which the probability falls most.
 
-    If the probability falls clearly after none of these ranks, return 0. Rank 1 would be greedy
-    decoding.
+    If the probability falls clearly after none of these ranks, return 0. Rank 1 is left out,
+    because drawing from one token is greedy decoding.
     """
     ratios = {}
     for rank in range(2, min(7, len(probabilities))):
@@ -212,7 +212,7 @@ def _draw(
     length: int = 1,
     **parameters,
 ) -> list[Generation]:
-    """Draw choices from the whole vocabulary.
+    """Draw choices, by default at temperature 1 from the whole vocabulary.
 
     Args:
         server: The server.
@@ -220,7 +220,7 @@ def _draw(
         seed: Seed of the request.
         number: Number of choices to draw.
         length: Tokens of each choice.
-        **parameters: Further sampling parameters.
+        **parameters: Sampling parameters, which may replace the default ones.
     """
     settings = {
         "temperature": 1.0,

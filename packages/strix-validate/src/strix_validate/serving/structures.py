@@ -155,7 +155,7 @@ def _follows_schema(arguments: object) -> bool:
 
 
 def _judge_result(server: Endpoint, reply: Reply) -> str:
-    """Require that a tool's call and result are in the next prompt, if the template has tools.
+    """Require that a tool's result is in the next prompt, if the template has tools.
 
     Args:
         server: The server.

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-#: Messages about a failure of the GPU, its driver or the memory.
+#: Messages about a failure of the GPU, its driver, the memory or other hardware, or a hung task.
 _FAULTS = re.compile(
     r"(amdgpu|amdkfd|\[drm).*(ring \S+ timeout|GPU reset|page fault|MES.*failed|device wedged"
     r"|SMU.*(No response|failed)|\*ERROR\*)"

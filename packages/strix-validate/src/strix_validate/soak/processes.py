@@ -15,7 +15,7 @@ from pathlib import Path
 class LineProcess:
     """A Python process in its own process group, which `stop` ends.
 
-    Ctrl-C on the terminal does not reach the process; the recorder decides when it ends.
+    Ctrl-C on the terminal does not reach this process; its parent decides when it ends.
     """
 
     def __init__(self, arguments: Sequence[str | Path], log: Path) -> None:
