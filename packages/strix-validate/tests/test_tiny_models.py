@@ -204,6 +204,5 @@ def test_vllm_knows_architecture_and_quantization(name):
         for node in source.body
         if isinstance(node, ast.Assign) and node.targets[0].id == "QuantizationMethods"
     )
-    assert model.method in (*methods, "")
-    if model.method:
-        assert model.quantization["quant_method"] == model.method
+    if model.quantization:
+        assert model.quantization["quant_method"] in methods

@@ -75,8 +75,7 @@ class TinyModel:
         quantize: Returns the quantized weight for a weight's name and values, or None for a weight
             that stays in bfloat16.
         quantization: quantization_config of its config.json.
-        method: vLLM's name of the format.
-        plugin: vLLM's module that reads GGUF.
+        plugin: Import name of the plugin that vLLM needs to read the model; "" for none.
     """
 
     kind: str
@@ -85,7 +84,6 @@ class TinyModel:
     why: str
     quantize: Callable[[str, Tensor], _Quantized | None] = lambda name, weight: None
     quantization: dict | None = None
-    method: str = ""
     plugin: str = ""
 
 
@@ -201,7 +199,6 @@ MODELS = {
         "kernel: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
         quantize=int4,
         quantization=_packed_int4(ignore=["lm_head"]),
-        method="compressed-tensors",
     ),
     "w4a16-moe": TinyModel(
         kind="qwen3_moe",
@@ -211,7 +208,6 @@ MODELS = {
         "least memory if their experts have 4 bits",
         quantize=int4,
         quantization=_packed_int4(ignore=["lm_head", "re:.*mlp.gate$"]),
-        method="compressed-tensors",
     ),
     "fp8-moe": TinyModel(
         kind="qwen3_moe",
@@ -230,7 +226,6 @@ MODELS = {
                 "model.layers.1.mlp.gate",
             ],
         },
-        method="fp8",
     ),
     "mxfp4-moe": TinyModel(
         kind="gpt_oss",
@@ -254,7 +249,6 @@ MODELS = {
                 "lm_head",
             ],
         },
-        method="mxfp4",
     ),
     "gdn": TinyModel(
         kind="qwen3_next",
