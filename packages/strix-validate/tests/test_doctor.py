@@ -91,7 +91,7 @@ def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch
     monkeypatch.setattr(cluster_machine, "list_links", list)
     result = examine(with_ray)["two-machines"]
     assert result.state is State.FAILED
-    assert result.reason == "no network but loopback"
+    assert result.reason == "no IPv4 address but loopback"
     assert "give the cable's interface an address" in result.fix
 
 
@@ -297,7 +297,7 @@ def test_what_pixi_is_told(changes, variables, expected, tmp_path):
 def test_what_pixi_refuses(variable, value, tmp_path):
     result = examine(hosts.make(tmp_path, hosts.environ(**{variable: value})))["pixi"]
     assert result.severity is Severity.ERROR
-    assert f"{variable}={value} is not a version" in result.reason
+    assert f"pixi does not accept {variable}={value}," in result.reason
     fix = hosts.OVERRIDE_ARCH if variable.endswith("ARCH") else hosts.OVERRIDE
     assert result.fix == f"export {fix}"
 

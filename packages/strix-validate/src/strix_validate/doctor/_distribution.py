@@ -93,7 +93,7 @@ def detect_family(tree: Tree) -> str:
 
 
 def find_ubuntu_release(tree: Tree) -> str:
-    """Return Ubuntu's release; for a derivative, the one that it is based on; otherwise ""."""
+    """Return the release of Ubuntu, or of a derivative's base; "" elsewhere and in a container."""
     if containers.detect(tree):
         return ""
     if tree.distribution["ID"] == "ubuntu":
@@ -133,7 +133,8 @@ def _suggest_upgrade_for_kernel(tree: Tree) -> str:
     """Return how to get a newer kernel if the installed release of the distribution has none.
 
     Returns:
-        An instruction, or "" if an ordinary update of packages is enough.
+        An instruction. "" if an ordinary update of packages is enough, or in a container, where the
+        host's release is unknown.
     """
     if containers.detect(tree) or _has_newest_kernel(tree):
         return ""
@@ -175,7 +176,7 @@ def _suggest_ubuntu_kernel(tree: Tree) -> str:
 
 
 def _has_newest_kernel(tree: Tree) -> bool:
-    """Return whether the kernel is so new that ordinary updates of packages replace it."""
+    """Return whether the kernel is Linux 7.0 or newer, which ordinary updates keep up to date."""
     release = _read_release(tree)
     return release is not None and release.version >= (7, 0, 0)
 
@@ -199,7 +200,7 @@ def suggest_new_firmware(tree: Tree) -> Fix:
 
 
 def add_initramfs_build(tree: Tree, command: str) -> str:
-    """Return a command that changes modprobe.d or firmware, then the rebuild of the initramfs.
+    """Append the rebuild of the initramfs to a command that changes modprobe.d or firmware.
 
     For a module that is loaded from the initramfs, only the copies in the initramfs count.
     """
@@ -282,7 +283,7 @@ def _format_commands(
     by_hand: str,
     arguments: tuple[str, ...],
 ) -> str:
-    """Return the distribution's command for each argument, or one instruction for all arguments."""
+    """Return the distribution's commands with the arguments, or an instruction to do it by hand."""
     family = detect_family(tree)
     if family == "nixos":
         command = commands[family].format('" "'.join(arguments))

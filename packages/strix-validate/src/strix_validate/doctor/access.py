@@ -53,7 +53,7 @@ def render(tree: Tree) -> Result:
 
 
 def _find_render_node(tree: Tree) -> str:
-    """Return the render node of the target GPU, else of another GPU, else the first one."""
+    """Return the render node of the target GPU, else of another GPU, else the first in /dev/dri."""
     gpus = tree.gpus
     if tree.target_gpu:
         gpus = [tree.target_gpu, *gpus]
@@ -130,7 +130,7 @@ def _judge_missing(tree: Tree, name: str) -> Result:
 
 
 def _judge_forbidden(tree: Tree, name: str) -> Result:
-    """Judge EPERM: the control group of a container forbids the device, even to its owner."""
+    """Judge EPERM: the control group of a container or service forbids the device to all users."""
     container = containers.detect(tree)
     message = f"/{name}: operation not permitted: the control group's device rules forbid it"
     if container == "lxc":
@@ -181,7 +181,7 @@ def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -
     enforces_selinux = tree.read("sys/fs/selinux/enforce") == "1"
     if enforces_selinux or container in ("podman", "toolbox"):
         return error(
-            f"{message}, although its mode and its group {group} allow it: SELinux forbids it",
+            f"{message}, although its mode and its group {group} allow it: SELinux may forbid it",
             "sudo setsebool -P container_use_devices=true, or --security-opt label=disable",
         )
     return error(
@@ -195,16 +195,16 @@ def _judge_denied_without_owner(tree: Tree, message: str, container: str) -> Res
     """Judge a denial if the device's owner is unknown, as in a copy of a machine."""
     if container:
         message += (
-            f": the device's group is not one of the user's; the container ({container}) shows the "
-            "group's number on the host"
+            ": the device's group is probably not one of the user's; in the container "
+            f"({container}), the group has the host's number"
         )
         return error(message, _suggest_devices(container), _NUMBERS)
     if "render" not in (tree.groups or ()):
         fix = f"{_JOIN.format('render')}; in a container: --group-add keep-groups"
         return error(message, fix)
     message += (
-        ": the device's group is not one of the user's (in LXC it is often root:root; in other "
-        "containers it has the host's number)"
+        ": the device's group is probably not one of the user's (in LXC it is often root:root; in "
+        "other containers it has the host's number)"
     )
     fix = f"compare ls -ln /dev/kfd with id; in LXC, {_PASS['lxc']}; otherwise, {_PASS['']}"
     return error(message, fix, _NUMBERS)

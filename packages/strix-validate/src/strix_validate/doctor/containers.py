@@ -25,7 +25,7 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class _GroupVersion:
-    """The files in which a version of control groups has limits and use of memory.
+    """Where a version of control groups keeps the limit and the use of memory.
 
     Attributes:
         line: Pattern of the line of /proc/self/cgroup that names the process' own group.

@@ -13,9 +13,9 @@ from strix_validate.doctor._verdicts import Fix, fine, need_gpu, warning
 from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
 
-#: GB/s below which a copy is slow. If a Linux kernel lacked the fault, copies from a writable
+#: GB/s below which a copy is slow. With Linux kernels that lack the fault, copies from a writable
 #: mapping ran at 1.1 to 1.9 GB/s on a gfx1100, and large copies ran at 11 GB/s on a gfx1151 (issues
-#: 6523 and 6530). With a faulty kernel they ran at 0.002 GB/s.
+#: 6523 and 6530). With a faulty kernel, copies from such a mapping ran at 0.002 GB/s.
 SLOW = 0.2
 #: Time limit of the measurement in seconds. With a faulty kernel, the copy takes 8 s.
 TIMEOUT = 90
@@ -86,7 +86,7 @@ def copies(tree: Tree) -> Result:
     if hardware.find_kernel_fault(tree):
         message += ": this is a known fault of the kernel"
         return warning(message, "see doctor/kernel", **measured)
-    message += f": the kernel {tree.release} has a fault that doctor/kernels.toml does not list"
+    message += f": kernel {tree.release} may have a fault that doctor/kernels.toml does not list"
     fix = "boot another kernel; until then load models without mmap"
     return warning(message, Fix(fix, needs_reboot=True), **measured)
 

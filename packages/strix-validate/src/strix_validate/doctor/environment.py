@@ -35,8 +35,8 @@ _ACTIVATION = {
 _COMPILERS = ("rocm*", "hip*", "triton", "pytorch", "libtorch", "aotriton*")
 _COMPILER_WHEELS = ("rocm", "rocm_sdk_core", "triton", "pytorch_triton_rocm", "torch")
 _COMPILER_PACKAGES = ("rocm-core", "amdrocm", "hip-runtime-amd", "comgr", "libamdhip64")
-#: Variables for debugging, which wait for each kernel or copy, print each call, or allocate memory
-#: anew for each tensor.
+#: Variables for debugging. They make a program wait for each kernel or copy, print each call, or
+#: allocate memory anew for each tensor.
 _DEBUGGING = (
     "AMD_SERIALIZE_KERNEL",
     "AMD_SERIALIZE_COPY",
@@ -119,7 +119,10 @@ def _find_foreign_variables(tree: Tree) -> list[str]:
 
 
 def _uses_system_rocm(tree: Tree) -> bool:
-    """Return whether the examined Python is the system's and has a torch, on the system's ROCm."""
+    """Return whether the examined Python is the system's and has a torch.
+
+    Such a torch may need the system's ROCm.
+    """
     python = find_interpreter(tree)
     if python is None or python.kind != "system":
         return False
@@ -127,12 +130,12 @@ def _uses_system_rocm(tree: Tree) -> bool:
 
 
 def _judge_debugging(tree: Tree) -> Result:
-    """Warn of variables that slow every kernel; guides for debugging set them."""
+    """Warn of variables that slow programs down; guides for debugging set them."""
     names = [name for name in _DEBUGGING if tree.environ.get(name, "0") != "0"]
     if not names:
         return fine()
     listed = _format_variables({name: tree.environ[name] for name in names})
-    message = f"{listed}: a setting for debugging, which slows every kernel"
+    message = f"{listed}: a setting for debugging, which slows programs down"
     return warning(message, f"unset {' '.join(names)}", _DEBUGGING_SOURCE)
 
 
@@ -188,7 +191,7 @@ def kernels(tree: Tree) -> Result:
 
 
 def _find_mismatches(prefix: Path, package: str) -> Iterator[str]:
-    """Yield the installed packages of another version than a package of kernels requires."""
+    """Yield the installed packages whose version or build a package of kernels does not allow."""
     for name, version, build in find_exact_requirements(prefix, package):
         files = prefix.glob(f"conda-meta/{name}-[0-9]*.json")
         installed = [file.stem for file in files]
@@ -221,7 +224,7 @@ def caches(tree: Tree) -> Result:
     https://github.com/ROCm/legacy-rocm-build/issues/6034"""
     installed = _find_last_installation(tree)
     if installed is None:
-        raise CannotRun("the age of ROCm and Triton cannot be read: neither is installed")
+        raise CannotRun("the age of caches cannot be judged: no ROCm, Triton or torch is installed")
     stale = []
     for name, folder in _find_cache_folders(tree).items():
         try:
@@ -238,7 +241,7 @@ def caches(tree: Tree) -> Result:
 
 
 def _find_last_installation(tree: Tree) -> float | None:
-    """Return when a compiler or a compiled library was last installed, or None if none was.
+    """Return when ROCm, Triton or torch was last installed, or None if none of them was.
 
     In a conda environment that has none of them, the last change of its packages counts.
     """
@@ -287,7 +290,7 @@ def two_machines(tree: Tree) -> Result:
         return error(f"at most {hard} open files are allowed, but a cluster needs {needed}", fix)
     links = cluster_machine.list_links()
     if not links:
-        return error("no network but loopback", "give the cable's interface an address")
+        return error("no IPv4 address but loopback", "give the cable's interface an address")
     addresses = ", ".join(f"{link.interface} {link.address}" for link in links)
     digest = cluster_machine.hash_packages(tree.prefix)
     advice = "the other machine's doctor must print the same packages"
@@ -308,7 +311,7 @@ def glibc(tree: Tree) -> Result:
 
 
 def disk(tree: Tree) -> Result:
-    """20 GB are free in the folder of environments; ROCm's libraries alone need 9 GB:
+    """20 GB are free on the environment's disk; ROCm's libraries alone need 9 GB:
     https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     folder = tree.prefix or tree.root
     gb = round(disk_usage(folder).free / 1e9, 1)

@@ -249,7 +249,7 @@ def pixi(tree: Tree) -> Result:
     invalid = virtual_packages.find_invalid_overrides(tree)
     if invalid:
         assignments = [f"{VARIABLES[name]}={value}" for name, value in invalid.items()]
-        message = f"{' and '.join(assignments)} is not a version, so that pixi ends with an error"
+        message = f"pixi does not accept {' and '.join(assignments)}, and ends with an error"
         return error(message, _suggest_export(invalid), **invalid)
     detected = virtual_packages.detect(tree)
     if detected == REQUIRED:
@@ -403,7 +403,7 @@ def _judge_override(mes: int | None, override: tuple[str, Fix], measured: dict) 
 
 
 def _judge_bad_mes(tree: Tree, mes: int, version: str | None, measured: dict) -> Result:
-    """Judge a bad MES that is loaded although the installed firmware is good or unknown."""
+    """Judge a bad MES that is loaded although the installed package is not known to be bad."""
     name = f"the loaded MES {hex(mes)}"
     fix = _distribution.suggest_new_firmware(tree)
     if _is_good_firmware(version):

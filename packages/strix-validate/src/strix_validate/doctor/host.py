@@ -160,7 +160,7 @@ def _describe_gpu() -> Device:
 def shorten(text: str) -> str:
     """Return the text with $PREFIX and ~ for the paths of this environment and user.
 
-    A path of the system's stays, because it names nobody, and commands in the text must keep
+    A system path stays, because it names nobody, and because commands in the text must keep
     working. Examples are the prefix /usr, and the home / that Docker gives to a user that the image
     does not know.
     """

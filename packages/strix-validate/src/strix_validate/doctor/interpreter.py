@@ -62,7 +62,7 @@ class Distribution:
         installer: The program that installed it; "conda" for pixi's conda packages too.
         place: The folder that contains it. Python loads a distribution from the first such place.
         build: "rocm", "cuda", "cpu", "xpu", or "" if unknown.
-        runtime: The version of HIP or ROCm that it was built for, or "".
+        runtime: The version of ROCm, HIP or CUDA that it was built for, or "".
     """
 
     name: str
@@ -128,7 +128,7 @@ def find_interpreter(tree: Tree) -> Interpreter | None:
 
 
 def _list_prefixes(tree: Tree) -> Iterator[Path]:
-    """Yield the active environments, the prefixes of folders of PATH, and the system's prefix."""
+    """Yield the active environments, then each prefix on PATH that has a Python, then /usr."""
     folders = tree.environ.get("PATH", "").split(":")
     active = []
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
@@ -329,5 +329,5 @@ def is_from_our_channel(record: dict | None) -> bool:
 
 
 def is_our_channel(channel: str) -> bool:
-    """Return whether a channel is this repository's, judged by its name, or a local folder."""
+    """Return whether a channel is a local folder, or its name contains this repository's."""
     return "strix-forge" in channel or channel.startswith(("file:", "/", "."))

@@ -80,7 +80,7 @@ class Faulty(Fixed):
     Attributes:
         to: The first build after the faulty ones.
         symptom: The effect of the fault.
-        fix: Which build has the fix.
+        fix: Which build has the fix, and what to do until then.
         is_reported: Whether owners reported the fault with these builds.
     """
 
@@ -198,7 +198,7 @@ def is_fixed(release: Release) -> bool:
 
 
 def _find_fixed_row(release: Release | None) -> Fixed:
-    """Return the row for the release's own numbering of builds or, without one, upstream's row."""
+    """Return the row in the release's own numbering; upstream's row if there is none."""
     rows = {row.kernel: row for row in read_table().fixed}
     upstream = rows["upstream"]
     if release is None:

@@ -25,7 +25,8 @@ from strix_validate.doctor.vllm_memory import (
     read_memory_budget,
 )
 
-#: If the BIOS reserves more bytes than this for the GPU, the owner should first reserve less.
+#: If the BIOS reserves more bytes than this for the GPU, the owner should reserve less before
+#: changing the limit of GTT.
 _LARGE_CARVE_OUT = 4 * GIB
 #: A limit is low if it is below this share of the memory.
 _LOW_SHARE = 0.75
@@ -174,7 +175,7 @@ def _judge_gttsize(tree: Tree, pages: int | None) -> Result:
 
 
 def _judge_misspelt_options(tree: Tree) -> Result:
-    """Warn of options that no driver has, because the kernel ignores them without a message."""
+    """Warn of options without effect: misspelt ones, and those of amdttm if it is not loaded."""
     for module, names in _MISSPELT.items():
         for setting in parameters.read_settings(tree, module):
             if setting.name in names:

@@ -53,7 +53,8 @@ def read_settings(tree: Tree, module: str) -> list[Setting]:
     """Return the options of a module that are set.
 
     Of several values of an option, the last one counts. modprobe reads files in the order of their
-    names, then the command line. The result is in reverse order: the value in force comes first.
+    names, then the command line. The result is in reverse order: of the settings of an option, the
+    one in force comes first.
     """
     places = []
     for file in _list_files(tree):

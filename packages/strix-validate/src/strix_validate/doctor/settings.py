@@ -121,7 +121,7 @@ def _judge_lockup(tree: Tree) -> Result:
 
 
 def _judge_scheduler(tree: Tree) -> Result:
-    """Warn of options that replace the queue scheduler, which guides advise to prevent hangs."""
+    """Warn of options that replace the scheduler of queues; guides advise them against hangs."""
     for name, values in _OTHER_SCHEDULERS.items():
         settings = parameters.find_settings(tree, "amdgpu", name)
         if not settings or settings[0].value not in values:
@@ -181,7 +181,7 @@ def _judge_level(tree: Tree) -> Result:
 
 
 def _judge_gpu_profile(tree: Tree) -> Result:
-    """Judge the GPU's own profile, whose active line has an asterisk."""
+    """Judge the GPU's active power profile, which its file marks with an asterisk."""
     file = f"{tree.gpu_folder}/pp_power_profile_mode"
     active = re.search(r"(?m)^\s*\d+\s+(\w+)\s*\*", tree.read(file) or "")
     if not active or active[1] != "POWER_SAVING":

@@ -127,8 +127,8 @@ class Node:
 class Tree:
     """A machine, or a copy of its files.
 
-    In a copy, the environment comes from /proc/self/environ, the user's groups come from
-    /proc/self/status, and no program runs.
+    The user's groups come from /proc/self/status. In a copy, the environment comes from
+    /proc/self/environ, and no program is run.
 
     Attributes:
         root: The folder that contains the machine's files.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compute the memory that vLLM may use on Strix Halo, and the flags of `vllm serve` for it.
 
-The driver gives HIP one of two pools. By default the pool is the BIOS carve-out. If GTT may map
-more than the carve-out, the pool is the system's memory, up to TTM's limit of pages
-(amdgpu_ttm_init, amdgpu_amdkfd_get_local_mem_info).
+The driver gives HIP one of two pools. If GTT may map more than the BIOS carve-out, the pool is the
+system's memory, up to TTM's limit of pages. Otherwise, the pool is the carve-out (amdgpu_ttm_init,
+amdgpu_amdkfd_get_local_mem_info).
 """
 
 import math
@@ -41,7 +41,7 @@ class MemoryBudget:
 
     @property
     def utilization(self) -> float:
-        """The value of --gpu-memory-utilization: a share of the total, rounded down to 0.01."""
+        """The value of --gpu-memory-utilization: the usable share, in hundredths, at most 0.92."""
         hundredths = math.floor(100 * self.usable / self.total)
         return min(UTILIZATION, hundredths / 100)
 

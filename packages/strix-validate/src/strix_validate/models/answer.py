@@ -28,11 +28,11 @@ class ModelAnswer:
         weights: Bytes of the weights; None if they cannot be counted.
         token: Bytes of a token in the KV cache; None if unknown.
         compared: Whether the table was compared with vLLM for this architecture.
-        tiles: Tiles of the experts' kernel, or "".
+        tiles: Whether vLLM has tuned tiles for the experts' kernel, in words, or "".
         uncounted: Parts of the model that `weights` does not include.
         unproven: Kinds of layers that the table has no row for.
         is_estimate: Whether the count of the weights was never compared for this family of models,
-            so that it may be too high.
+            so that it may be too high or too low.
         length: Maximum tokens of a request if no flag limits them; 0 if unknown.
         parsers: Flags of the parsers for tool calls and reasoning, and a note.
         drafts: Flags of speculative decoding.

@@ -41,10 +41,9 @@ _NODES = (
 )
 #: The libraries of vLLM's compiled operators.
 _OPERATORS = ("_C", "_rocm_C", "_moe_C", "_C_cache_ops")
-#: Packages of the stack whose import needs a GPU, or that the sdist does not include.
+#: Packages of the stack whose import needs a GPU, or that vLLM's sdist does not include.
 _PACKAGES = ("flash_attn", "triton_kernels")
-#: Classes of the gates of experts. Answers leave gates out, because not all formats keep gates in
-#: 16 bits.
+#: Classes of the gates of experts. Answers leave gates out, as only some formats quantize gates.
 _UNQUANTIZED = ("GateLinear", "ReplicatedLinear")
 
 
@@ -254,7 +253,7 @@ def _choose(config: dict, folder: Path) -> dict:
 def _attention(layers) -> Iterator[tuple[str, str]]:
     """Yield the backends of attention layers: the part of the model, and the backend's name."""
     for layer in layers:
-        # a layer without causal attention derives a class of its own from a backend's class
+        # a layer without causal attention has a subclass of a backend, which inherits get_name
         backend = getattr(layer, "attn_backend", None) or getattr(layer, "backend_cls", None)
         if backend:
             yield ("attention", backend.get_name())

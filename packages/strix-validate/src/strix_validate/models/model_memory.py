@@ -347,7 +347,7 @@ def _dense(text: Mapping, hidden: int, number: int) -> int:
         number: Number of the layer.
 
     Raises:
-        KeyError: The config has no key with their size.
+        KeyError: The config does not state the inner size.
     """
     inner = _dense_size(text)
     if isinstance(inner, list):

@@ -121,7 +121,7 @@ def version() -> str:
 
 
 def was_compared(config: Mapping) -> bool:
-    """Return whether the table was compared with a model of the same architecture."""
+    """Return whether the table was compared with vLLM for the model's architecture."""
     if find_text(config).get("model_type") in read_table()["unanswered"]:
         return False
     names = config.get("architectures")
@@ -130,7 +130,7 @@ def was_compared(config: Mapping) -> bool:
 
 
 def describe_tiles(config: Mapping, source: Path | None = None) -> str:
-    """Say whether vLLM has tiles for the model's experts that were tuned on this GPU.
+    """Say whether vLLM has tiles, tuned on this GPU, for the model's experts.
 
     Args:
         config: A config.json.

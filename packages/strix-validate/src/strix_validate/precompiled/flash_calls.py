@@ -3,7 +3,7 @@
 
 The key of a kernel in Triton's cache includes the head dim, the data type, the mask, and whether an
 integer argument is 1 or a multiple of 16. It does not include lengths, numbers of heads, scales and
-windows. So one call of each kind is enough to compile all kernels of its kind.
+sizes of windows. So one call of each kind is enough to compile all kernels of its kind.
 """
 
 import importlib.util

@@ -251,7 +251,7 @@ def find_unsound_reason(measured: dict[str, Any]) -> str:
     for comparison in _comparisons(measured):
         numbers = [comparison[name] for name in _NUMBERS if name in comparison]
         if "error" not in comparison or not all(map(_is_finite, numbers)):
-            return "with a number that is not finite"
+            return "with a number that is missing, negative or not finite"
         if comparison["error"] > comparison["bound"]:
             return "with an error beyond its own bound"
         if comparison["bound"] > _compute_largest_bound(comparison):
