@@ -252,6 +252,12 @@ DEVICES = {
         errno.EACCES,
         DeviceFile(0, 0o600, 236),
     ),
+    "device files that only root may open": Machine(
+        {},
+        both_devices(Expected("error", "its mode 0600", "70-kfd.rules", "usermod")),
+        errno.EACCES,
+        DeviceFile(105, 0o600, 236),
+    ),
     "user not in the group render": Machine(
         {"proc/self/status": "Uid:\t1000\t1000\nGid:\t1000\t1000\nGroups:\t1000 \n"},
         {

@@ -158,8 +158,13 @@ def _judge_denied(tree: Tree, name: str) -> Result:
     group = tree.group_names.get(device.group, str(device.group))
     if _may_open(tree, device):
         return _judge_denied_member(tree, message, container, group)
+    obstacle = ""
     if device.group == 0:
-        message += ": it belongs to root:root, so that joining a group does not help"
+        obstacle = "it belongs to root:root"
+    elif device.mode & 0o060 != 0o060:
+        obstacle = f"its mode {device.mode:04o} does not admit its group"
+    if obstacle:
+        message += f": {obstacle}, so that joining a group does not help"
         if container:
             return error(message, _suggest_devices(container), _LXC)
         rule = 'KERNEL=="kfd|renderD*", GROUP="render", MODE="0660"'
