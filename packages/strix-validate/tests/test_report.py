@@ -70,6 +70,14 @@ def test_report_says_what_a_failed_check_catches_and_gives_units():
     assert "forward 1 ms, forward 3 TFLOP/s" in page
 
 
+def test_without_backward_rates_there_is_no_plot_of_them():
+    results = benchmarks()
+    for result in results:
+        del result.measured["backward_tflops"]
+    labels = [figure.get_label() for figure in plots.figures(make(*results))]
+    assert labels == ["forward rates"]
+
+
 def test_plots_are_written(tmp_path):
     files = plots.write(make(*benchmarks()), tmp_path)
     assert {file.name for file in files} == {

@@ -76,9 +76,9 @@ def figures(record: Record) -> Iterator[Figure]:
             yield _draw_soak(series)
         if servers:
             yield _draw_server(servers)
-        if rates:
-            yield _draw_rates(rates, "forward")
-            yield _draw_rates(rates, "backward")
+        for direction in ("forward", "backward"):
+            if any(f"{direction}_tflops" in measured for measured in rates.values()):
+                yield _draw_rates(rates, direction)
         if rates and speedups:
             yield _draw_speedups(speedups)
 
