@@ -277,6 +277,19 @@ def test_vllm_is_asked_about_a_format_that_the_table_has_not(
     assert command.answer(config, None, tmp_path).refusal == "No kernel."
 
 
+def test_only_the_table_guesses_about_an_unknown_architecture(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = CONFIGS["Llama-3.1-8B"] | {"architectures": ["NewForCausalLM"]}
+    vllm_answer = {"chosen": {"linear": ["Some"]}, "parameters": 5 << 30}
+    monkeypatch.setattr(choose, "ask", lambda configs, source: [vllm_answer])
+    monkeypatch.setattr("strix_validate.vllm.source.version", lambda source: "0.33.0")
+    for source in (None, tmp_path):
+        answer = command.answer(config, None, source)
+        text = "\n".join(command.describe("NAME", answer, Tree()))
+        assert ("the rest is a guess" in text) == (source is None)
+
+
 def test_bitsandbytes_has_weights_of_4_or_8_bits() -> None:
     sizes = {}
     for bits in (4, 8):

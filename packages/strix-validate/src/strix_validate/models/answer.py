@@ -27,7 +27,8 @@ class ModelAnswer:
         refusal: vLLM's message if it refuses the model, or "".
         weights: Bytes of the weights; None if they cannot be counted.
         token: Bytes of a token in the KV cache; None if unknown.
-        compared: Whether the table was compared with vLLM for this architecture.
+        compared: Whether the choices are those of vLLM's code, or come from the table and were
+            compared with that code for this architecture.
         tiles: Whether vLLM has tuned tiles for the experts' kernel, in words, or "".
         uncounted: Parts of the model that `weights` does not include.
         unproven: Kinds of layers that the table has no row for.
@@ -131,7 +132,7 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
         refusal=choice.refusal,
         weights=count.weights,
         token=token,
-        compared=table.was_compared(config),
+        compared=source is not None or table.was_compared(config),
         tiles=tiles,
         uncounted=count.uncounted,
         unproven=_list_or_empty(model_memory.not_in_table, config),
