@@ -76,9 +76,7 @@ def figures(record: Record) -> Iterator[Figure]:
             yield _draw_soak(series)
         if servers:
             yield _draw_server(servers)
-        for direction in ("forward", "backward"):
-            if any(f"{direction}_tflops" in measured for measured in rates.values()):
-                yield _draw_rates(rates, direction)
+        yield from _draw_directions(rates)
         if rates and speedups:
             yield _draw_speedups(speedups)
 
@@ -185,6 +183,13 @@ def _draw_server(loads: list[dict]) -> Figure:
         axes.set_xlabel("requests at a time")
         axes.set_ylabel(label)
     return figure
+
+
+def _draw_directions(rates: dict[tuple[str, ...], dict]) -> Iterator[Figure]:
+    """Draw the rates of each direction, forward and backward, that was measured."""
+    for direction in ("forward", "backward"):
+        if any(f"{direction}_tflops" in measured for measured in rates.values()):
+            yield _draw_rates(rates, direction)
 
 
 def _draw_rates(rates: dict[tuple[str, ...], dict], direction: str) -> Figure:
