@@ -121,7 +121,7 @@ def _judge_lockup(tree: Tree) -> Result:
 
 
 def _judge_scheduler(tree: Tree) -> Result:
-    """Warn of options that replace the scheduler of queues; guides advise them against hangs."""
+    """Warn of options that replace the scheduler of queues; guides say that this prevents hangs."""
     for name, values in _OTHER_SCHEDULERS.items():
         settings = parameters.find_settings(tree, "amdgpu", name)
         if not settings or settings[0].value not in values:

@@ -41,7 +41,10 @@ class MemoryBudget:
 
     @property
     def utilization(self) -> float:
-        """The value of --gpu-memory-utilization: the usable share, in hundredths, at most 0.92."""
+        """The value of --gpu-memory-utilization.
+
+        It is the usable share of the total, rounded down to hundredths, and at most UTILIZATION.
+        """
         hundredths = math.floor(100 * self.usable / self.total)
         return min(UTILIZATION, hundredths / 100)
 
