@@ -72,7 +72,7 @@ def _check_route(
 
 
 class Watched:
-    """A route that fails if a backend runs that the route does not name.
+    """A route that fails if it names a backend and another backend runs.
 
     Attributes:
         name: Name of the route, a key of sdpa.ROUTES.
@@ -90,7 +90,7 @@ class Watched:
 
         Raises:
             CannotRun: torch refuses the call.
-            CheckFailed: Another backend ran.
+            CheckFailed: The route names a backend, and another backend ran.
         """
         out, operators = sdpa.call(self.unwatched, *args, **options)
         fault = sdpa.describe_wrong_operator(self.name, operators)
@@ -232,10 +232,10 @@ def nan(route: Watched, options: RunOptions) -> dict:
 
 
 def lse(route: Watched, options: RunOptions) -> Result:
-    """Check the natural logarithm of the sum of exp(scores) that the operator returns.
+    """Check the logsumexp that the operator returns, the natural logarithm of sum(exp(scores)).
 
-    In the backward pass, an error in this logarithm cancels. In code that merges partial results,
-    it does not. In flex_attention, the logarithm was wrong by a factor of ln 2:
+    In the backward pass, an error in the logsumexp cancels. In code that merges partial results, it
+    does not. In flex_attention, the logsumexp was wrong by a factor of ln 2:
     https://github.com/pytorch/pytorch/issues/181645
     """
     q, k, v = _draw_inputs(route, options, 2, 2, 130, 64)
@@ -270,8 +270,8 @@ def dropout(route: Watched, options: RunOptions) -> dict:
     """Check that dropout keeps the stated share of weights, and scales the kept weights up.
 
     The dropped weights must differ between calls, sequences, heads, queries and keys. The gradients
-    must be those of the kept weights, with and without a causal mask. The seed of aiter
-    0.1.20.post1 is constant, so that its dropout drops the same positions in every layer and step
+    must be those of the kept weights, with and without a causal mask. aiter 0.1.20.post1 has a
+    constant seed, so that its dropout drops the same positions in every layer and step
     (patches/amd-aiter/0003-refuse-dropout.patch)
     """
     torch.manual_seed(derive_seed("dropout"))

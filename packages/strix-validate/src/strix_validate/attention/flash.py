@@ -511,7 +511,7 @@ def _append(cache: Tensor, new: Tensor, lengths: tuple[int, ...]) -> Tensor:
 
 
 def _fill_with_nan(cache: Tensor, rows: list[int], lengths: tuple[int, ...]) -> None:
-    """Write NaN after the entries of each sequence; `rows` has the sequence's row of the cache."""
+    """Write NaN after the entries of each sequence; `rows` has each sequence's row of the cache."""
     for row, length in zip(rows, lengths, strict=True):
         cache[row, length:] = float("nan")
 

@@ -125,8 +125,8 @@ def _model_cases() -> Iterator[FlashCase]:
     builds = {}
     columns = []
     for model, layer in plain_layers().items():
-        # The interpreter runs each head as a separate program. To save time, a large group has one
-        # head of keys.
+        # The interpreter runs each head as a separate program. To save time, layers with groups of
+        # 8 and 16 get a single head of keys.
         kv_heads = 1 if layer.group in (8, 16) else layer.kv_heads
         shape = {
             "heads": layer.group * kv_heads,
@@ -439,7 +439,7 @@ CASES = (
             seqlen_k=70,
             window=(-1, 8),
         ),
-        "a window without a left bound that is ignored: " + _SDIST_WINDOW_BUG,
+        "an ignored window that has no left bound: " + _SDIST_WINDOW_BUG,
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -867,7 +867,7 @@ CASES = (
 
 
 def cases(dtype: torch.dtype) -> Iterator[FlashCase]:
-    """Yield the cases of a data type. A case gets the same random numbers for the same seed."""
+    """Yield the cases of a data type. In float32, the cases with half_only are left out."""
     for case in CASES:
         if case.half_only and dtype is torch.float32:
             continue

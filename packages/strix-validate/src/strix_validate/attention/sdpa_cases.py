@@ -36,7 +36,7 @@ class SdpaCase:
             "bool" is Boolean and random; each query sees at least one key.
             "padding" is Boolean and depends on the sequence.
             "least" is causal, with padding at the start of the second sequence. It hides keys by
-            adding the smallest number of the dtype.
+            adding the most negative number of the dtype.
             The other kinds are random numbers that are added to the scores.
             "additive" has the shape (seqlen_q, seqlen_k).
             "learned" has the shape (batch, heads, seqlen_q, seqlen_k).
@@ -144,7 +144,7 @@ def _sink_cases() -> Iterator[SdpaCase]:
         dtypes=HALVES,
     )
     yield replace(case, name="sink-key", sink="key", needs="q")
-    # dk and dv are only checked here: with the sink "key", their terms have both signs
+    # Only this case checks dk and dv. With the sink "key", their terms have both signs.
     yield replace(case, name="sink-query", sink="query", needs="qkv")
 
 
@@ -442,7 +442,7 @@ CASES = (
     SdpaCase(
         "least-mask",
         (
-            "NaN from a mask that adds the smallest number of the dtype to a whole tile of scores. "
+            "NaN from a mask that adds the dtype's most negative number to a whole tile of scores. "
             "The number becomes infinite if the kernel computes in base 2: "
             "https://github.com/pytorch/pytorch/issues/110213"
         ),

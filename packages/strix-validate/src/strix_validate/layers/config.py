@@ -10,7 +10,8 @@ from strix_validate.layers.parts import find_text
 
 #: Data types by their names in config.json. Any other name is read as bfloat16.
 _DTYPES = {"float16": torch.float16}
-#: Largest number of heads, and largest size of a head. A larger value is a mistake in config.json.
+#: Largest number of heads, and largest size of a head or of a latent vector. The largest size of a
+#: vocabulary is the square of this number. A larger value is a mistake in config.json.
 _LIMIT = 4096
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -129,9 +130,10 @@ def _read_layer_types(text: dict) -> set[str]:
 
 
 def _widen_global(text: dict, layer: Attention) -> Attention:
-    """Return the layer that sees all keys, which in Gemma 4 has fewer and wider heads.
+    """Return the layer that sees all keys.
 
-    A block of its KV cache takes at least as many bytes as a block of the other layers' cache.
+    In Gemma 4, this layer has wider heads than the layers with a window, and often fewer heads of
+    keys. A block of its KV cache takes at least as many bytes as a block of their KV cache.
     """
     head_dim = int(text.get("global_head_dim") or 0)
     if not head_dim:

@@ -45,7 +45,7 @@ _PARTS = (
 
 
 class NoModel(ValueError):
-    """A file describes no model, or a model that the table has no rows for."""
+    """A model cannot be read, or its sizes cannot be determined; the message is the reason."""
 
 
 @cache

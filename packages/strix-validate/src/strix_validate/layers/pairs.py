@@ -42,7 +42,7 @@ def combine(
     columns: Mapping[str, Sequence[Hashable]],
     allows: Callable[[Combination], bool],
 ) -> list[Combination]:
-    """Return a few combinations of values that together contain each allowed pair of values.
+    """Return a few allowed combinations that together contain each pair of values one can have.
 
     A combination starts from the first missing pair. Each of the remaining columns then gets the
     value that adds the most missing pairs.

@@ -8,8 +8,8 @@ from typing import Any
 from strix_validate.layers import defaults
 from strix_validate.layers.defaults import NoModel
 
-#: Keys under which a config.json has its text model. The thinker is the part that vLLM serves of a
-#: model that also speaks.
+#: Keys under which a config.json has its text model. Of a model that also speaks, vLLM serves only
+#: the thinker.
 _TEXT = ("thinker_config", "text_config", "llm_config", "language_config")
 #: Other names of usual keys, in models whose class in transformers does not map these names.
 _NAMES = {
@@ -131,7 +131,8 @@ def find_text(config: Mapping) -> dict[str, Any]:
         if not isinstance(part, Mapping):
             raise NoModel(f"{name} is not an object: {part!a:.40}")
         text = dict(part)
-    # Ernie has separate numbers of experts for text and images; the smaller makes a lower bound
+    # Ernie lists a number of experts and their size for text, and others for images. The smaller
+    # values give a lower bound of the memory.
     for key in ("num_experts", "moe_num_experts", "moe_intermediate_size"):
         if isinstance(text.get(key), list) and text[key]:
             text[key] = min(text[key])
@@ -268,7 +269,11 @@ def _mixers_by_numbers(text: Mapping, count: int) -> list[str]:
 
 
 def _compressed_mixer(ratio: int) -> str:
-    """Return the mixer of DeepSeek-V4's layers in which a key stands for `ratio` tokens."""
+    """Return the mixer of a DeepSeek-V4 layer.
+
+    Args:
+        ratio: Number of tokens that a key stands for; 0 for a layer with a sliding window.
+    """
     return f"compressed {ratio}" if ratio else "sliding_attention"
 
 

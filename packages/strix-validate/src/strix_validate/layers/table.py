@@ -199,7 +199,8 @@ def small_layers() -> dict[str, Attention]:
 def plain_layers() -> dict[str, Attention]:
     """Return the small layers reduced to the features that all libraries support, each once.
 
-    A reduced layer has only its numbers of heads and the size of a head, which is at most 256.
+    A reduced layer has only its numbers of heads and the size of a head. Layers with a head dim of
+    more than 256 are left out.
     """
     names: dict[Attention, str] = {}
     for name, layer in small_layers().items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks of libraries other than attention: matrix products, convolutions and so on.
+"""Checks of operations other than attention: matrix products, convolutions and so on.
 
 Each module lists its checks with their functions. The tier `libraries` runs each module, and each
 find mode of convolution, in its own process.

@@ -44,7 +44,11 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def checks() -> dict[Check, Body]:
-    """Return one check for each kind, block size and data type, with its function."""
+    """Return the checks with their functions.
+
+    NF4 has one check for each kind, block size and data type. An optimizer has one for each data
+    type.
+    """
     bodies: dict[Check, Body] = {}
 
     def add(

@@ -83,7 +83,8 @@ def bounds(
     error of a correct kernel can be zero by chance, for example with a single key. This minimum is
     the same for all gradients: with one key, the gradients of q and k are zero, because their terms
     cancel, but these terms are as large as those of v's gradient. The unit is also at least
-    eps(float32) * max|terms|, the rounding of the sums, because a gradient may be computed alone.
+    eps(float32) * max|terms|, the rounding of the sums. Without this second minimum, the minimum
+    would be zero if such a gradient is computed alone.
 
     lse is stored in float32 for any dtype. Its error is the relative error of the sum of weights. A
     kernel that rounds the weights first, or whose exp is only as precise as the dtype, is off by

@@ -284,8 +284,8 @@ def loss(  # noqa: PLR0913 (the options of a case)
         smoothing: Label smoothing.
         softcap: Softcap of the logits; None is off.
         ignored: Number of labels that are left out of the loss (padding, prompts).
-        gain: Gradient of the loss. With 1, Liger does not launch the kernel that multiplies the
-            gradients by this gain and has a program for each token of the vocabulary.
+        gain: Gradient of the loss. Unless it is 1, Liger multiplies the gradients by it in a
+            separate kernel, which has a program for each token of the vocabulary.
         low: Level of all logits, see reference.with_low_scores; 0 for none.
         reduction: "mean" or "sum" over the labels that are not left out.
     """

@@ -302,11 +302,11 @@ def tune(  # noqa: PLR0913 (options of a command)
     ] = None,
     vllm_source: VllmOption = None,
 ) -> None:
-    """Find the fastest tiles of a model's kernels on this GPU, in 20 minutes.
+    """Find the fastest tiles of a model's kernels on this GPU, in about 20 minutes.
 
-    A tile is not measured if it spills more registers than the packaged tile, or has no matrix
-    instructions although the packaged tile has some. Each result is compared with float64. If a run
-    is interrupted, the next run continues it. --dry-run compiles for gfx1151, and needs no GPU.
+    A tile is not measured if its compiled code is worse than the packaged tile's, for example
+    because it spills more registers. Each result is compared with float64. If a run is interrupted,
+    the next run continues it. --dry-run compiles for gfx1151, and needs no GPU.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 

@@ -176,7 +176,7 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
     Args:
         randn: Draws the numbers.
         lengths: (queries, keys) of each sequence. vLLM splits the keys (3d) if there are few
-            sequences, and none has more than eight queries (more than one without a causal mask).
+            sequences, and each has at most eight queries, or one query without a causal mask.
         fp8: Whether keys and values are stored as e4m3, with a scale each.
         scale: Scale of the scores; None is 1 / sqrt(head_dim).
         alibi: Whether ALiBi's bias is added to the scores.

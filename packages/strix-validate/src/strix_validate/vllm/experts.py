@@ -260,7 +260,7 @@ def _allocate_weights(layer: Experts, rows: int, columns: int, x: Tensor) -> _We
 
 
 def sort_by_expert(chosen: Tensor, experts: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort the pairs of a token and one of its experts by expert, as vLLM's HIP code does.
+    """Sort the (token, expert) pairs by expert, as vLLM's HIP code does.
 
     The pairs of an expert are padded to whole blocks.
 

@@ -3,9 +3,8 @@
 
 The values that a kernel is compiled for are those of the models: head dims, experts per token,
 groups of weights and ranks. Numbers of tokens, experts and heads are as low as they can be without
-hiding faults, and sizes that only add tiles are shortened to the last tiles. A quick run includes a
-few cases of each table that are not expensive, which together contain each pair of these cases'
-values. A full run includes all.
+hiding faults, and sizes that only add tiles are shortened to the last tiles. A full run includes
+all cases. A quick run includes a few inexpensive cases of each table; see triton.cases.choose.
 """
 
 from collections.abc import Callable, Iterator

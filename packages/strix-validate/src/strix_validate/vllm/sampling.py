@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM's sampling from logits, by the kernels of its second model runner.
+"""vLLM's sampling from logits, by the kernels of its Model Runner V2.
 
 For random draws, only the frequency of each token is compared, because the drawn tokens depend on
 vLLM's version.
@@ -101,7 +101,8 @@ def truncated(
         masked: Whether each third token is forbidden, as by a grammar, and rows are padded.
         ties: Number of equal logits around the last one that is kept. The first of them are kept.
         gap: Number that is subtracted from all logits that are not kept. Without top-k, the kernel
-            searches the threshold in five rounds, and cannot separate logits that are too close.
+            searches for the threshold in five rounds, and cannot separate logits that are too
+            close.
     """
     logits = randn(len(keys), vocabulary) * 3 + low
     if masked:
@@ -315,7 +316,7 @@ def _one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
 
 
 def find_outliers(tokens: Tensor, logits: Tensor) -> Tensor:
-    """Return for each token of the vocabulary 1 if its count is off by SIGMAS, else 0.
+    """Return for each token of the vocabulary 1 if its count is off by more than SIGMAS, else 0.
 
     Args:
         tokens: Tokens drawn from one distribution.

@@ -56,7 +56,7 @@ _HELPERS = (
     "vllm.v1.watermarking.prfs.base",
     "vllm.v1.watermarking.prfs.philox",
 )
-#: Modules and packages of sampling, MLA and other attention, quantized products and LoRA. The
+#: Modules and packages of sampling, attention, linear attention, quantized products and LoRA. The
 #: modules, and those in the packages, are loaded from the source. A package itself is a mock.
 _FAMILIES = (
     "vllm.v1.sample.ops.topk_topp_triton",
@@ -244,7 +244,7 @@ _GPU_IS_NOT = (
     "on_gfx115x",
     "on_gfx1151",
 )
-#: Values that replace names of mocked modules, by module.
+#: Attributes that a mocked module has instead of mocks, by module.
 _ANSWERS: dict[str, dict[str, Any]] = {
     "vllm.platforms": {"current_platform": _Platform()},
     "vllm.platforms.rocm": {
