@@ -586,6 +586,16 @@ def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "flash_attn is not installed" in " ".join(result.output.split())
 
 
+def test_a_wrong_name_is_not_blamed_on_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "list_problems", lambda *_: [problem()])
+    monkeypatch.setattr(candidates.packages, "has", lambda name: False)
+    result = tune("Qwen3-8B", "--dry-run", "--only", "no-such-kernel")
+    assert result.exit_code == 3
+    message = " ".join(result.output.split())
+    assert "--only names no kernel of Qwen3-8B" in message
+    assert "not installed" not in message
+
+
 def test_a_worker_ends_with_its_parent(tmp_path: Path, fake: None) -> None:
     """Otherwise the worker of a killed run would keep the GPU busy during the next run."""
     request = Request(problem(), ({}, tile(20)), "cpu", 0, 10**6)

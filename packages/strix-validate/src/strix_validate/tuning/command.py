@@ -78,10 +78,12 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
         folder = None
         reasons.append(str(error))
     problems = list_problems(model, backend, folder)
+    if not problems:
+        raise CannotRun("; ".join([f"no kernel of {name} can be tuned here", *reasons]))
     if only:
         problems = [problem for problem in problems if is_named(problem.name, only)]
     if not problems:
-        raise CannotRun("; ".join([f"no kernel of {name} is tuned", *reasons]))
+        raise CannotRun(f"--only names no kernel of {name} that can be tuned here")
     return model, problems
 
 
