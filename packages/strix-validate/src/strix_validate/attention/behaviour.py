@@ -41,9 +41,10 @@ _SUFFIX = "-bfloat16"
 
 @cache
 def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
-    """Return the checks of each kind of behaviour by route and data type, with their functions.
+    """Return one check for each behaviour, route and data type, with its function.
 
-    A function raises CannotRun if torch refuses the call.
+    The behaviour "lse" has only the routes in LSE, and those in _FLOAT16_ONLY have only float16. A
+    function raises CannotRun if torch refuses the call.
     """
     functions: dict[Check, Callable[[RunOptions], dict | Result]] = {}
     for name, body in BODIES.items():

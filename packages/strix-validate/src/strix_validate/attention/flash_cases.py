@@ -23,7 +23,7 @@ class FlashCase:
     Attributes:
         label: Name without the data type. It determines the seed of the tensors.
         build: Builds the call and its expected function; see triton.cases.Case.
-        catches: The bug that the case catches, with a link.
+        catches: The bug that the case catches, with a link if there is one.
         refusals: Names of exceptions that are correct as well, because they prevent a wrong answer.
         size: The smallest size of run that includes the case.
         half_only: Whether the case is left out in float32.

@@ -22,7 +22,7 @@ class SdpaCase:
 
     Attributes:
         name: Name in ids of checks. It determines the seed of the inputs.
-        catches: The bug that the case catches, with a link.
+        catches: The bug that the case catches, with a link if there is one.
         batch: Number of sequences.
         heads: Query heads.
         kv_heads: Heads of keys and values.

@@ -103,7 +103,8 @@ def _check(
     x = randn(tokens, columns)
     weight = randn(columns, rows) if shape.plain else randn(rows, columns).T
     out_dtype = torch.float32 if shape.widen else dtype
-    # NaN shows an element that a kernel leaves unwritten; an earlier result would hide it.
+    # NaN shows an element that a kernel leaves unwritten; an earlier result would hide it. A GPU
+    # computes a widened product in another tensor, where NaN does not show such elements.
     out = torch.full((tokens, rows), float("nan"), dtype=out_dtype, device=device)
     with _preferred(library, device):
         multiply(x, weight, out)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Find races that make a result wrong now and then, without an error, when one wave is late.
 
-Each check runs many rounds. A check of a factorisation of torch.linalg multiplies the factors in
-float64, and compares the product with the factorised matrix. A check of gradients computes the
-gradient of an embedding, whose rows are sums over tokens, and compares it with exact sums.
+On a GPU, each check runs many rounds. A check of a factorisation of torch.linalg multiplies the
+factors in float64, and compares the product with the factorised matrix. A check of gradients
+computes the gradient of an embedding, whose rows are sums over tokens, and compares it with exact
+sums.
 """
 
 from functools import partial
@@ -40,8 +41,8 @@ _SUMS = (
     "kernel: https://github.com/llvm/llvm-project/pull/220357"
 )
 _ROUNDS_ON_GPU = 50
-#: Rounds on a CPU or under emulation, where no wave is late by chance. Each round has a different
-#: batch size.
+#: Rounds on a CPU or under emulation, where no wave is late by chance. The two rounds of a
+#: factorisation have different batch sizes.
 _ROUNDS_ELSEWHERE = 2
 #: Numbers of rows of a matrix. One wave computes 12 rows; races were seen in blocks of 48 rows.
 _SIDES = (12, 48)

@@ -160,10 +160,10 @@ def rms_bounds(
     """Return the largest :func:`rms_error` that each tensor may have; see docs/validate.md.
 
     The unit of the bound is the error of `rounded`, the results of a correct kernel of the dtype.
-    The unit is at least the error of storing the result: errors that are uniformly distributed up
-    to eps / 2 * exact have a root mean square of this limit divided by sqrt(3). The unit is also at
-    least eps(float32) of the terms, the rounding of the sums. For exact values of zero, storing has
-    no error, and only this minimum is above zero.
+    The unit is at least the error of storing the result. Such errors are uniformly distributed up
+    to eps / 2 * |exact|, so their root mean square is eps / 2 * rms(exact) / sqrt(3). The unit is
+    also at least eps(float32) * rms(terms), the rounding of the sums. This second minimum is needed
+    for exact values of zero, which are stored without error.
 
     Args:
         exact: Results in float64.

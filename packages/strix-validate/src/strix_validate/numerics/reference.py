@@ -307,7 +307,7 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
         window: See :func:`mask`.
         softcap: Scores become softcap * tanh(scores / softcap); 0 is off.
         attn_mask: Broadcastable to (batch, heads, seqlen_q, seqlen_k). A Boolean mask is True where
-            the query sees the key. Other numbers are added to the scores.
+            the query sees the key. Any other mask is added to the scores.
         keep: The factor by which dropout multiplies each weight: 0 or 1 / (1 - p).
         sinks: (heads,), the score of an additional key for every query. Its value is zero.
         scale: Scale of the scores; None is 1 / sqrt(head_dim).

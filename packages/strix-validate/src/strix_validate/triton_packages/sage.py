@@ -389,8 +389,9 @@ EMULATED = {
     "low": Case(partial(_small, low=-120), LOW_SCORES_FAULT, BF16),
 }
 
-#: Numbers of tokens. With them, the number of blocks of queries and of keys is 1, a multiple of 16,
-#: and another number.
+#: Numbers of tokens. Strides of the scales equal the number of blocks of queries or of keys. Triton
+#: compiles separate kernels for strides that are 1, that are a multiple of 16, and for others. All
+#: of them occur with these numbers of tokens.
 _TOKENS = (64, 100, 128, 200, 256, 1000, 1024, 2000, 2048)
 
 

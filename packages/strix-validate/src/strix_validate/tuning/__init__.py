@@ -2,7 +2,7 @@
 """Find the fastest configuration of kernels on this GPU, for the shapes of one model.
 
 candidates.py lists configurations, and selects those worth measuring by counts of their compiled
-code, such as registers, spills and waves. session.py runs worker.py, which measures them in a
+code, such as spills, LDS and waves. session.py runs worker.py, which measures them in a
 process of its own. record.py stores the results, and writes the files that libraries read.
 """
 

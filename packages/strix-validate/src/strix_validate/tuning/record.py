@@ -256,7 +256,7 @@ class Store:
     def write_files(self) -> None:
         """Write the files that the libraries read; see list_variables.
 
-        A file of an earlier tuning is removed if no packaged configuration is to be replaced.
+        A file of an earlier tuning is removed if it would replace no packaged configuration.
         """
         self._write_flash_attn()
         self._write_vllm()

@@ -22,7 +22,7 @@ from strix_validate.vllm.source import VllmCall
 
 _LAYERS = "vllm.model_executor.layers.quantization"
 _HYBRID = "vllm.model_executor.kernels.linear.mixed_precision.rdna_hybrid_w4a16"
-#: In AWQ's format, the nibble of an int32 in which each of eight columns is stored.
+#: For each of eight columns, the nibble of an int32 in which AWQ's format stores it.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

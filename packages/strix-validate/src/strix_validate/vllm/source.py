@@ -80,7 +80,7 @@ _CLASSES = {
     f"{_MOE}.modular_kernel": ("FusedMoEExpertsModular", "FusedMoEExpertsMonolithic"),
     f"{_MOE}.experts.lora_experts_mixin": ("LoRAExpertsMixin",),
 }
-#: The module from which FLA's kernels import exp and log, which are other names of Triton's.
+#: The module from which FLA's kernels import exp and log. These are aliases of Triton's functions.
 _EXP = "vllm.third_party.flash_linear_attention.ops.op"
 #: Functions of vllm.platforms.rocm that return True on the GPU.
 _GPU_IS = ("on_gfx1x", "on_gfx11", f"on_{TARGET[:-1]}x", f"on_{TARGET}", "on_rdna")

@@ -174,7 +174,8 @@ _SCALE_SHAPE: dict = {"scale": 0.3, "head_dim": 64, "block": 64}
 _ATTENTION = {
     "prefill": _attend(_MASK, (37, 37), (5, 80), heads=8),
     "decode": _attend(_SPLIT, (1, 37), (1, 200), heads=8),
-    # With two key heads, a slot's stride would be the same in both layouts of the cache.
+    # A slot's stride is 2 * head_dim. With two key heads, it would also be kv_heads * head_dim, the
+    # stride in a cache that does not interleave keys and values. A mix-up would then not show.
     "mixed": _attend(_MASK, (1, 90), (40, 60), (1, 1), heads=6, kv_heads=3),
     "prefill-window": _attend(_WINDOW, (40, 70), window=16),
     "decode-window": _attend(_WINDOW, (1, 200), window=16),
