@@ -165,7 +165,7 @@ def _keys_of_class(config_class: Any, instance: Any) -> dict[str, Any]:
 
 
 def _can_size(value: object) -> bool:
-    """Return whether a default can decide a size: None, False and fractions cannot."""
+    """Return whether a default can decide a size: integers, True, and short lists can."""
     if isinstance(value, list):
         return len(value) <= _LONGEST_LIST and all(type(item) in (int, str) for item in value)
     return type(value) is int or value is True

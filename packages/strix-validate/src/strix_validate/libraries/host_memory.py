@@ -75,7 +75,7 @@ def _check_words(transfer: Callable[..., Tensor], kind: str, options: RunOptions
 
 
 def _check_weights(kind: str, options: RunOptions) -> Result:
-    """Compare a linear layer whose weight is in host memory."""
+    """Compare a linear layer with float64. Its weight is in host memory."""
     tokens, rows, columns = (16, 512, 768)
     generator = torch.Generator().manual_seed(3)
     x = torch.randn((tokens, columns), generator=generator).half()
