@@ -332,6 +332,12 @@ def test_half_overflow_mode():
     assert g.S[1, 0, 0] == 0
 
 
+def test_a_dot_product_of_halves_is_refused_in_the_overflow_mode():
+    """The effect of FP16_OVFL on V_DOT2_F16_F16 is not known, so the instruction traps."""
+    with pytest.raises(Trap, match="not supported with FP16_OVFL"):
+        run("v_dot2_f16_f16 v2.l, v0, v1, v0.l", v0=LANE, v1=LANE, mode={"finite_16": True})
+
+
 #: Scalar instructions on floats. {} is "s" or "v". For vectors, {l} is the low half of a register.
 SCALAR_FLOATS = [
     *(

@@ -119,12 +119,12 @@ def _function(name: str, mode: Mode, saturates: bool) -> tuple:
         kind, kinds, function = TABLE[name]
     if saturates:
         return f"{name}.clamp", kind, kinds, saturated(function, kind)
+    if mode.finite_16 and name in _HALVES_INSIDE:
+        raise Unknown("not supported with FP16_OVFL")
     if mode.finite_16 and name == "v_rcp_f16":
         return "", kind, kinds, _finite_reciprocal
     if mode.finite_16 and kind == "f16" and name not in _NO_OVERFLOW:
         return "", kind, kinds, floats.finite(function)
-    if mode.finite_16 and name in _HALVES_INSIDE:
-        raise Unknown("not supported with FP16_OVFL")
     return key, kind, kinds, function
 
 
