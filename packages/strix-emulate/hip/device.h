@@ -131,8 +131,8 @@ bool event_is_valid(hipEvent_t event);
 hipError_t event_record(hipEvent_t event);
 void event_forget(struct capture *capture);
 struct capture *capture_of(hipStream_t stream);
-/* Invalidates a capture, because the host needs a result, and returns the error for that call.
-   Returns hipSuccess if `capture` is NULL. */
+/* Invalidates a capture, because a call is not permitted during a capture. Returns the error of the
+   call, or hipSuccess if `capture` is NULL. */
 hipError_t capture_spoil(struct capture *capture);
 
 /* The operations that a stream or a node of a graph can execute. */

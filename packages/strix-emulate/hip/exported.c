@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Functions that AMD's library exports although they are not part of HIP's interface. Programs
-   import them, but few programs call them. */
+/* Other functions that AMD's library exports. Most of them are not part of HIP's interface.
+   Programs import them, but few programs call them. */
 #include "device.h"
 #include <string.h>
 

@@ -118,7 +118,7 @@ API(hipHostRegister)(void *p, size_t size, unsigned flags) {
         while (!b && next < page_behind(end) && !backing_at(next)) next += PAGE;
         if (!b && !is_private(page, next)) {
             free(made);
-            LEAVE(device_lacks("pinning of memory at %p that is not the process's alone", p));
+            LEAVE(device_lacks("pinning of memory at %p that is not private and writable", p));
         }
         if (!b) error = back(page, (size_t)(next - page));
         page = next;

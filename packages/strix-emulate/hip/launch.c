@@ -37,7 +37,7 @@ API(hipModuleLaunchCooperativeKernel)(hipFunction_t f, unsigned gx, unsigned gy,
                                       hipStream_t stream, void **values) {
     return launch(f, (dim3){gx, gy, gz}, (dim3){bx, by, bz}, lds, stream, values, NULL, true);
 }
-/* Returns whether the attributes of a launch request a cooperative one. The others are hints. */
+/* Returns whether the attributes request a cooperative launch. All other attributes are hints. */
 static bool is_cooperative(const hipLaunchAttribute *attributes, unsigned count) {
     for (unsigned i = 0; attributes && i < count; i++)
         if (attributes[i].id == hipLaunchAttributeCooperative && attributes[i].value.cooperative)

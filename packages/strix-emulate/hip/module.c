@@ -26,8 +26,9 @@ static uint64_t read_int(const char *at, int size) {
 }
 
 /* Returns the size in bytes of an ELF file or of clang's offload bundle, plain or compressed. The
-   size comes from the headers. Returns 0 for any other data. Sources: ELF-64;
-   ClangOffloadBundler, "Bundled Binary File Layout" and "Compressed Bundle". */
+   size comes from the headers. Returns 0 for any other data, and for a compressed bundle of version
+   1, whose header lacks the size. Sources: ELF-64; ClangOffloadBundler, "Bundled Binary File
+   Layout" and "Compressed Bundle". */
 size_t module_image_size(const void *image) {
     const char *p = image;
     if (!memcmp(p, "\177ELF\2", 5)) {

@@ -183,7 +183,7 @@ API(hipGetProcAddress)(const char *name, void **address, int version, uint64_t f
     void *library = NULL;
     if (dladdr((void *)(uintptr_t)device_say, &self))
         library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    /* HIP 6 changed the structure that this function returns, and renamed the function. */
+    /* HIP 6 changed the structure that hipGetDeviceProperties returns, and renamed the function. */
     if (!strcmp(name, "hipGetDeviceProperties")) name = "hipGetDevicePropertiesR0600";
     *address = library ? dlsym(library, name) : NULL;
     if (library) dlclose(library);

@@ -94,7 +94,7 @@ API_OF(void **, __hipRegisterFatBinary)(const void *data) {
 }
 API_OF(void, __hipUnregisterFatBinary)(void **data) {
     struct fat_binary *binary = (struct fat_binary *)data;
-    /* This function runs when the program exits. It prints no message if the server has ended. */
+    /* This function runs when the program exits. It does nothing if the device has failed. */
     if (!binary || device_enter()) return (void)device_leave(hipSuccess);
     for (int i = 0; i < BUCKETS; i++)
         for (struct symbol **at, *one; (one = *(at = PLACE(symbols[i], it->binary == binary)));) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* Streams and events. All work is complete when its call returns. So it is always in order, a
+/* Streams and events. All work is complete when its call returns. So work is always in order, a
    stream is always idle, and a recorded event has always happened. */
 #define _GNU_SOURCE
 #include "device.h"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 #: Errors of HIP after which the device executes nothing more, and the outcome of the case: 700 is
-#: the error after a trap, and 801 the error of an unsupported call.
+#: the error after a trap other than abort(), and 801 the error of an unsupported call.
 _LASTING = {700: "trapped", 801: "refused"}
 #: What Triton's exceptions say of a type that the GPU does not have.
 _REFUSES = "not supported in this architecture"

@@ -24,7 +24,10 @@ from strix_emulate.native import library as native
 from strix_emulate.run.options import Options
 from strix_emulate.run.program import decode_kernel
 
-EXIT_STATUS = "Exit status: 0 done, 1 the kernel trapped, 2 bad input or usage, 3 no disassembler."
+EXIT_STATUS = (
+    "Exit status: 0 done, 1 the kernel trapped, 2 bad input or usage, 3 no disassembler. If "
+    "device starts a program, the exit status is the program's."
+)
 app = typer.Typer(
     epilog=EXIT_STATUS,
     add_completion=False,
@@ -35,7 +38,10 @@ app = typer.Typer(
 )
 console = Console()
 File = Annotated[
-    Path, typer.Argument(help="Code object, AOTriton pack, zip archive, or Triton cache folder.")
+    Path,
+    typer.Argument(
+        help="Code object, offload bundle, AOTriton pack, zip archive, or Triton cache folder."
+    ),
 ]
 Cores = Annotated[
     int | None,

@@ -50,7 +50,7 @@ class Launch:
         instructions: Its instructions.
         executed: Wave-instructions.
         seconds: CPU seconds.
-        blocks: Basic blocks by address, each with the number of waves that entered it.
+        blocks: Basic blocks by address, each with the number of entries into it.
         cores: Number of processor cores that were used.
         one_core_reason: Why the kernel had to stay on one core although more were allowed, or "".
         notes: Findings that did not end the launch.
@@ -103,7 +103,8 @@ _MODES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
 #: struct's format of an argument by value, by its bytes.
 _INTEGER_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _FLOAT_FORMATS = {2: "e", 4: "f", 8: "d"}
-#: Bytes for the queue and the dispatch packet, and for the space between arrays.
+#: Bytes for the queue and the dispatch packet, and for the space that the arena leaves unused after
+#: them, the arguments and the image.
 _EXTRA_ROOM = 2048
 #: Maximum number of bytes that the arena leaves unused after an array.
 _SPACE = 256

@@ -2,8 +2,8 @@
 """float64 operations: division steps, reduction of angles, sine and power of two.
 
 Source: RDNA3.5 ISA, chapter 16. Sine and power of two are series, because compilers can vectorize
-them, which they cannot do with the C library's functions. Rounded to float32, the results are equal
-to the C library's for every float32 argument.
+series, but not calls of the C library. Rounded to float32, the results are equal to the C library's
+for every float32 argument.
 """
 
 import math

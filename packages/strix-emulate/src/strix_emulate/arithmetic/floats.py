@@ -80,9 +80,9 @@ def fma64(a, b, c):
 def scaled_fma64(a, b, c, power):
     """Compute (a * b + c) * 2**power in float64, rounded once.
 
-    Lanes whose intermediate results cannot overflow or become denormal are computed in error-free
-    steps (Boldo and Melquiond, "Emulation of FMA"). Other lanes with finite operands are computed
-    one by one with rational arithmetic.
+    A lane is computed in error-free steps (Boldo and Melquiond, "Emulation of FMA") if `power` is 0
+    and no intermediate result can be 0, overflow or become denormal. Other lanes with finite
+    operands are computed one by one with rational arithmetic.
     """
     a, b, c, power = np.broadcast_arrays(a, b, c, power)
     product = a * b

@@ -147,7 +147,7 @@ def clamped(x):
 def output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
     """Return output modifiers in the ISA's order: omod, then clamp, then denormals.
 
-    Omod has no effect in IEEE mode, and if results keep denormals. Where it has an effect, it turns
+    Omod has no effect in IEEE mode, or if results keep denormals. Where it has an effect, it turns
     -0 into +0 (RDNA3 ISA, 7.2.3.1).
     """
     after: dict = {}

@@ -187,7 +187,7 @@ def _flushed(function):
 
 
 def _on_face(choose: Callable) -> Callable:
-    """Return an operation of V_CUBE. The largest of |x|, |y| and |z| selects one of three results.
+    """Return a V_CUBE operation. The largest of |x|, |y| and |z| selects one of three results.
 
     If several of them are the largest, z takes precedence over y, and y over x.
     """
@@ -547,7 +547,7 @@ SATURATING = {
 }
 #: Steps of max, min and their combinations. The first step compares the first two sources. The
 #: second step compares the result of the first step with the third source. A step "M" returns the
-#: larger number, and a step "m" the smaller number.
+#: larger number, and a step "m" the smaller number. "med" is the median, which has no such steps.
 _EXTREME_STEPS = {
     "max": "M",
     "min": "m",
@@ -687,8 +687,8 @@ def _mad_64(dtype):
 def _is_in_class(x, class_mask):
     """Compute V_CMP_CLASS: whether x is in one of the classes whose bits are set in the mask.
 
-    From bit 0 on these are: signalling NaN, quiet NaN, -infinity, -normal, -denormal, -0, +0,
-    +denormal, +normal, +infinity.
+    The classes, from bit 0 on, are: signalling NaN, quiet NaN, -infinity, -normal, -denormal, -0,
+    +0, +denormal, +normal, +infinity.
     """
     x = np.asanyarray(x)
     negative = np.signbit(x)

@@ -27,7 +27,7 @@ def _part(x, bits: int, number: int, signed: bool):
 
 
 def dot(bits: int, signed_a: bool, signed_b: bool):
-    """Return V_DOT4 or V_DOT8, which adds all products of fields and c, exactly as int64."""
+    """Return V_DOT4 or V_DOT8: the exact int64 sum of c and the products of the fields."""
 
     def run(a, b, c):
         total = _int64(c)
@@ -47,7 +47,7 @@ def _half(bits):
 
 
 def dot2(convert):
-    """Return a function that adds two products of 16-bit numbers to a float32, in two sums."""
+    """Return a function that adds two products of 16-bit numbers, one by one, to a float32."""
 
     def run(a, b, total):
         for x, y in zip(_halves(a, convert), _halves(b, convert), strict=True):
@@ -137,9 +137,9 @@ def _clip(low: int, high: int):
 
 
 def _norm(low: int, high: int):
-    """Return V_CVT_*_NORM, which scales -1 (or 0) to 1 to the range of an integer.
+    """Return V_CVT_*_NORM, which multiplies by `high` and rounds to nearest even.
 
-    The result is rounded to nearest even.
+    First, the source is limited to -1 to 1, or to 0 to 1 if `low` is 0. NaN becomes 0.
     """
     lowest = -1 if low else 0
 
@@ -224,7 +224,7 @@ _Entry = tuple[str, tuple[str, ...], Callable]
 
 
 def _sums() -> dict[str, _Entry]:
-    """Return the table entries of dot products, and of sums of absolute differences."""
+    """Return the table entries of dot products, sums of absolute differences, and V_LERP_U8."""
     return {
         "v_dot2acc_f32_f16": ("f32", ("u32", "u32", "f32"), dot2(_half)),
         "v_dot2_f32_f16": ("f32", ("u32", "u32", "f32"), dot2(_half)),
@@ -265,7 +265,7 @@ def _conversions() -> dict[str, _Entry]:
 
 
 def _products() -> dict[str, _Entry]:
-    """Return the table entries of 16-bit and 24-bit products, sine, cosine, and DX9's products.
+    """Return the table entries of products, sine, cosine, V_SAT_PK_U8_I16 and V_DIV_FIXUP_F16.
 
     In a DX9 product, zero times any number is zero.
     """
@@ -405,7 +405,7 @@ def packed_name(name: str, clamp: bool) -> str:
 
 
 def clamped_half(function):
-    """Return a function whose result is limited to 0 to 1."""
+    """Return the function with its result limited to the range from 0 to 1."""
 
     def run(*sources):
         return clamped(np.asanyarray(function(*sources)))

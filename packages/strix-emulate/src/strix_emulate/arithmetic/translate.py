@@ -352,7 +352,7 @@ def storage(dtype) -> str:
 
 
 def loop(name: str, function: Callable, results, sources, each: str = "EACH") -> str:
-    """Return a C function of n elements. Its parameter p has pointers to results, then sources.
+    """Return a C function for n elements. Its parameter p has pointers to results, then sources.
 
     Args:
         name: Name of the C function.

@@ -71,9 +71,9 @@ class Symbol(NamedTuple):
 
 
 class CodeObject:
-    """An ELF file. Where it exceeds its budget, the methods raise LoadError.
+    """An ELF file. The methods raise LoadError if the file exceeds its budget.
 
-    Where it is damaged, they raise LoadError or other exceptions, so callers use `guarded`.
+    For a damaged file, they raise LoadError or other exceptions, so callers use `guarded`.
 
     Attributes:
         data: The file.

@@ -50,7 +50,7 @@ _SNPRINTF = ctypes.CDLL(None).snprintf
 
 
 class Heap:
-    """The memory for malloc in kernels, which requests large blocks from the host.
+    """The memory from which malloc in kernels requests large blocks.
 
     The address of a block of 2 MiB or more is a multiple of 2 MiB. The address of a smaller block
     is a multiple of 4 KiB. By this alignment, the device libraries distinguish a block from the

@@ -11,7 +11,7 @@ from strix_emulate.code.target import DEFAULT, find_target
 from strix_emulate.errors import EmulatorError
 
 NAME = "libamdhip64.so"
-#: Environment variable with the library's folder, if it is another one than the installed one.
+#: Environment variable with the folder of the library. If unset, the installed library is used.
 VARIABLE = "STRIX_EMULATE_HIP"
 #: Environment variables of a program on the device. The stand-in runtime reads some of them in C.
 PYTHON_VARIABLE = "STRIX_EMULATE_PYTHON"

@@ -229,10 +229,10 @@ class DeviceMemory(Arena):
 
     Attributes:
         starts, ends: Start and end offsets of the ranges that a kernel may access without a view,
-            sorted: arguments, hostcalls, dispatch packet, and allocations. Left out are
-            allocations that only views reach, and memory that is only reserved for a graph.
+            sorted: arguments, hostcalls, dispatch packet, and allocations. Allocations that only
+            views reach, and memory that is only reserved for a graph, are left out.
         view_starts, view_ends: Start and end addresses of the views, minus BASE.
-        view_distances: Distance from the addresses of each view to offsets.
+        view_distances: For each view, its offset in the pool minus its start in `view_starts`.
         view_modes: READ_ONLY or WRITABLE for each view.
     """
 

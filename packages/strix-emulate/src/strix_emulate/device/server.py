@@ -390,7 +390,8 @@ class Server:
         if min(request.grid) < 1 or not 1 <= threads <= kernel.max_threads:
             raise EmulatorError(
                 f"{kernel.name}: grid {request.grid} with {request.block} threads cannot be "
-                f"launched: a workgroup can have {kernel.max_threads} threads"
+                "launched: each size must be at least 1, and a workgroup can have at most "
+                f"{kernel.max_threads} threads"
             )
         if not launches.fits_packet(request.grid, request.block):
             raise EmulatorError(
@@ -507,7 +508,10 @@ def _print_launch(
 
 
 def serve(connection: socket.socket, server: Server) -> int:
-    """Answer requests until the client closes. Return 0, or 1 after a request that is too large."""
+    """Answer requests until the client closes its end. Return the exit status.
+
+    It is 0, or 1 after a request that is too large.
+    """
     stream = connection.makefile("rb")
     hello = protocol.HELLO.pack(protocol.VERSION, 0)
     connection.sendall(protocol.reply(Status.SUCCESS, hello))

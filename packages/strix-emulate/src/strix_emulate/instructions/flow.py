@@ -212,7 +212,7 @@ def _is_plain_load(ins: Instruction) -> bool:
 
 
 def _bits_before(ins: Instruction, bits: int) -> int:
-    """Return the registers that have, before an instruction, what `bits` may have after it.
+    """Return the registers whose value before an instruction may be in `bits` after it.
 
     `bits` and the result are bit masks of registers. They differ if the instruction copies or
     overwrites registers in `bits`.

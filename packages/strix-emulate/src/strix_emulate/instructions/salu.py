@@ -277,7 +277,10 @@ def compile_message(ins: Instruction) -> Compiled:
 
 
 def compile_trap(ins: Instruction) -> Compiled:
-    """Compile S_TRAP 2, to which LLVM compiles abort(), or S_TRAP 3, a breakpoint for debuggers."""
+    """Compile S_TRAP 2, to which LLVM compiles abort(), or S_TRAP 3, which has no effect here.
+
+    S_TRAP 3 is a breakpoint for debuggers.
+    """
     number = int(ins.operands[0].value)
     if number not in (2, 3):
         raise Unknown("a trap other than 2 and 3")

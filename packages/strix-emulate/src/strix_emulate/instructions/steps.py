@@ -72,7 +72,7 @@ class Step:
         return run
 
     def describe_to_c(self, op: Any) -> None:
-        """Write the instruction's address and number into an operation of C."""
+        """Write the instruction's address, and its number in `Uses`, into an operation of C."""
         op.place = self.instruction.address
         op.number = self._home.numbers.get(op.place, 0)
 

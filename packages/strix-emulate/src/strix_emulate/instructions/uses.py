@@ -77,7 +77,7 @@ class _Branch:
 
 
 class Uses:
-    """The flow of loaded values through the code of a kernel that calls no function.
+    """The flow of loaded values through the code of a kernel.
 
     Attributes:
         complete: Whether all of the flow is known, because the kernel calls no function, and M0
@@ -200,7 +200,7 @@ def _decides(ins: Instruction, bits: int) -> bool:
 
 
 def _has_effect(ins: Instruction) -> bool:
-    """Return whether an instruction does more than to compute registers."""
+    """Return whether an instruction does more than compute registers."""
     return is_store(ins) or ins.name in ("s_barrier", "ds_gws_barrier", "s_trap")
 
 
@@ -285,10 +285,12 @@ def _dependent_targets(ins: Instruction, bits: int, written: int) -> int:
             target |= written << _PART
         return exec_after | target | scc
     if ins.name in ("s_or_b32", "s_or_b64") and written & _EXEC:
-        # S_OR of EXEC with the other part reactivates the lanes of before the code diverged.
+        # S_OR of EXEC with the other part reactivates all lanes that were active before the code
+        # diverged.
         return written | scc if bits & sources & ~_EXEC else 0
     if ins.name in ("s_xor_b32", "s_xor_b64") and sources & _EXEC and not bits & sources:
-        # S_XOR of one part with the lanes of before the code diverged yields the other part.
+        # S_XOR of one part with the lanes that were active before the code diverged yields the
+        # other part.
         return written << _PART | scc if depends else 0
     # If EXEC depends on the value, so do the lanes that are written. A branch on EXEC may also have
     # skipped the instruction.

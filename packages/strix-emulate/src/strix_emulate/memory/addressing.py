@@ -139,8 +139,8 @@ def compile_flat(
     Args:
         ins: The instruction.
         address: Its address operand.
-        part: Function that returns, for a space such as "ds", a function on waves which
-            accesses it.
+        part: Function that returns, for a space such as "ds", a function on waves that accesses
+            this space.
     """
     wide = global_address(ins, address, Operand("off"))
     shared_base, private_base = APERTURES.values()

@@ -57,7 +57,7 @@ class Arena(Memory):
         """Copy bytes into memory and return their address, a multiple of 16.
 
         Kernels must not rely on a larger alignment. Because the alignment is small, the 4 GiB
-        boundary lies inside a row of an array.
+        boundary can lie inside a row of an array.
         """
         start = self.top
         number = self.arrays.shape[1]

@@ -640,7 +640,7 @@ class Memory(Storage):
         Args:
             touch: The access.
             waves: Waves, as tags without clocks.
-            at_barrier: Whether it is a barrier.
+            at_barrier: Whether the waves are at a barrier. Otherwise, they are at a release.
         """
         shadow = self.written if touch.write else self.read
         selected = np.isin(wave_of(touch.tags), waves)

@@ -58,7 +58,7 @@ def tags_that_stores_release(tags):
     """Return the tags up to which stores with these tags release the accesses of their waves.
 
     These are the tags of the epochs in which the stores were executed. So stores that had not been
-    awaited then are not released. If there were too many epochs to tell, they are.
+    awaited then are not released. If there were too many epochs to tell, they are released too.
     """
     return np.where(tags & RELEASES == RELEASES, tags, tags - (1 << RELEASE))
 

@@ -262,8 +262,8 @@ def check_pending(
                 forbidden &= ~half_bits
             if entry.registers & forbidden:
                 message = (
-                    f"uses a register that `{entry.instruction_text}` has yet to write, without a "
-                    "wait"
+                    f"uses a register that `{entry.instruction_text}` has yet to write; a wait is "
+                    "missing"
                 )
                 findings.report("pending", message)
 

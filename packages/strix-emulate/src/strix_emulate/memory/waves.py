@@ -64,7 +64,8 @@ class Waves:
         pause: Length of the last pause in the recording of polls, in iterations; 1 at first. The
             next pause is twice as long, up to a limit.
         skips: Iterations that remain until polls are recorded again.
-        slept_with: The group from which a change woke the waves last (run.sleep), or None.
+        slept_with: The group (run.sleep) in which the waves slept until they were last woken by a
+            change, or None.
     """
 
     __slots__ = (

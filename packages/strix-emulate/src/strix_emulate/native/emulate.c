@@ -349,7 +349,8 @@ static int all_follow(const State *w, const Op *o) {
 }
 
 // Executes count operations. Returns the number of executed operations, which is less than count if
-// numpy has to execute the next operation. kept: the row of the log for each operation, or null.
+// numpy has to execute the next operation. kept: for each operation, its row of the log or -1. kept
+// is null if there is no log.
 long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
   w->exec_changed = 0;
   w->classified[0] = 0;

@@ -30,8 +30,8 @@ _FAST = (
     "-funswitch-loops",
     "-fpeel-loops",
 )
-#: Compiler options by level of x86-64. The library of level 2 is compiled with -O1, which takes
-#: half the time, because only processors without AVX2 need that library.
+#: Compiler options by level of x86-64. Only processors without AVX2 need the library of level 2. So
+#: it is compiled with -O1, which takes half the time.
 LEVELS = {
     2: ("-O1",),
     3: _FAST,

@@ -161,7 +161,7 @@ class Session:
         self._tags = None
 
     def _set_order(self, order: tuple) -> None:
-        """Pass to C whether atomics order accesses, and how many cells have several co-writers."""
+        """Pass to C whether atomics order accesses, and how many cells have co-writers."""
         self._last_order = order
         is_idle, *co_writers = order
         self.state.atomics_order = not is_idle

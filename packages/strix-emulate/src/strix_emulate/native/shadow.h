@@ -6,8 +6,9 @@ enum { WORKGROUP = 40, BARRIER = 22, SEVERAL = 0xff };
 #define EVERYONE (1ll << 62)
 #define BELOW_BARRIER ((1ll << BARRIER) - 1)
 
-// Returns a number that is not 0 if no barrier orders an access with the old tag and a later one
-// with the new tag. It has no branches, so that loops can be vectorized.
+// Returns a number that is not 0 if an access with the old tag and a later one with the new tag are
+// of different waves, and no barrier orders them. There is no access if the old tag is 0. The
+// function has no branches, so that loops can be vectorized.
 static inline int64_t unordered(int64_t old, int64_t new) {
   const int64_t differ = old ^ new;
   const int64_t other_wave = old >> BARRIER >= new >> BARRIER ? differ & 0xff : 0;
@@ -250,9 +251,10 @@ INLINE int note_scratch_store(const Memory *m, int64_t unused, int64_t count, lo
 // the cell. ALONE: it assumes that each cell has one reader.
 enum { NAMED, UNNAMED, ALONE };
 
-// Records that all lanes loaded their cells, with the same tags as read_tag. Callers must make sure
-// that no access has been ordered by an atomic so far. A second call for the same waves changes
-// nothing. In mode ALONE, returns whether several waves loaded the same cell.
+// Records that all lanes loaded their cells. In mode NAMED, the cells get the same tags as from
+// read_tag. Callers must make sure that no access has been ordered by an atomic so far. A second
+// call for the same waves changes nothing. In mode ALONE, returns whether several waves loaded the
+// same cell.
 INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
                       int mode) {
   int64_t *read = m->read;

@@ -28,7 +28,7 @@ _ENTRIES_BEFORE_TRACE = 8
 #: Maximum number of blocks of a trace.
 _MAX_BLOCKS = 64
 #: Maximum number of attempts to trace a block. An attempt fails if the trace would have fewer than
-#: two blocks, or if waves leave it early.
+#: two blocks, or if waves leave it early more often than not.
 _MAX_ATTEMPTS = 4
 #: Maximum number of plans that a trace keeps. Waves that have been joined come with many states of
 #: the wait counters.

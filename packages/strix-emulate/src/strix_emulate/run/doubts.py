@@ -8,7 +8,8 @@ store, but nothing uses their values.
 So a race between a plain load and a store of global memory is judged only when the waves have
 ended. The race is a fault if a wave that executed the load also executed a store that the loaded
 value can reach, and a lane was active in that store. A race is reported at once if the kernel calls
-functions, or if the loaded value decides whether code with an effect is executed.
+functions or selects vector registers by M0, or if the loaded value decides whether code with an
+effect is executed.
 """
 
 from dataclasses import dataclass

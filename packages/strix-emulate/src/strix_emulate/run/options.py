@@ -57,7 +57,7 @@ class Outcome:
 
     Attributes:
         executed: Wave-instructions.
-        blocks: Basic blocks by address, each with the number of waves that entered it.
+        blocks: Basic blocks by address, each with the number of entries into it.
         seconds: CPU seconds of other processes.
         cores: Number of processor cores that were used.
         one_core_reason: Why the kernel had to stay on one core although more were allowed, or "".

@@ -41,7 +41,7 @@ class Answer:
 
     Attributes:
         executed: Wave-instructions.
-        entered: Number of waves that entered each block, by the block's address.
+        entered: Number of entries into each block, summed over all waves, by the block's address.
         seconds: CPU seconds.
     """
 

@@ -136,7 +136,7 @@ class Block:
             conditional branch.
         taken: Address of the block to which `end` jumps, if it is a branch.
         next: Address of the block that follows this block in the code.
-        entered: Number of waves that entered the block.
+        entered: Number of entries into the block, summed over all waves.
         polls: Whether the block polls memory that other waves change (see scheduler.PATIENCE).
         parts: The steps, grouped for execution in C. None before the block is first executed.
         went: Address of the block that waves entered after a conditional branch, the last time

@@ -40,8 +40,8 @@ class _Group:
         sets: The waves.
         count: Maximum number of waves woken at the last change.
         last_values: The values in the polled cells when waves were last woken.
-        was_changed: Whether the first polled cell has since had another value after a poll of a
-            woken wave.
+        was_changed: Whether a woken wave has since found or left another value in the first polled
+            cell.
     """
 
     polled: list[Poll]

@@ -74,8 +74,9 @@ def install() -> None:
     from triton.backends.amd.driver import HIPDriver
 
     driver = HIPDriver()
-    # An autotuner clears 256 MiB before each measurement, for caches that the emulator does not
-    # have. It also does so in the thread of a backward pass, in which the mode is not active.
+    # An autotuner clears a tensor of 256 MiB before each measurement, to empty caches. The emulator
+    # has no such caches. The autotuner may run in the thread of a backward pass, in which the mode
+    # is not active. So this function must not name the device.
     driver.get_empty_cache_for_benchmark = lambda: torch.empty(1, dtype=torch.int)
     triton.runtime.driver.set_active(driver)
 
@@ -212,7 +213,7 @@ def _make_generator(torch):
 def _redirect_kernels(library, mode) -> None:
     """Let operators call the kernels that are registered for CUDA, although torch sees CPU tensors.
 
-    torch turns a mode off while it calls a function for the mode. So each kernel turns it on again.
+    torch turns a mode off while the mode handles a call. So each kernel turns the mode on again.
 
     Args:
         library: torch.library. All ways to register a kernel in Python use its class Library.
@@ -257,9 +258,9 @@ def _nothing(*_args, **_options) -> None:
 
 
 class _Event:
-    """An event, at the time of the machine's clock at which it was recorded.
+    """An event, which stores the time at which it is recorded.
 
-    Triton's autotuner measures candidates with events. The times are those of the emulation.
+    Triton's autotuner measures candidates with events. So it measures the emulation, not a GPU.
     """
 
     synchronize = wait = _nothing
@@ -318,7 +319,8 @@ def _make_mode(torch):
             if function == torch.Tensor.pin_memory:
                 return args[0]
             options = {name: on_cpu(value) for name, value in (kwargs or {}).items()}
-            # The device reads all tensors where they are, and torch would look for a GPU.
+            # Pinning is not needed, because the device reads all tensors where they are. To pin
+            # memory, torch would look for a GPU.
             if options.get("pin_memory"):
                 options["pin_memory"] = False
             result = function(*map(on_cpu, args), **options)
@@ -331,10 +333,10 @@ def _make_mode(torch):
 
 
 def _in_device_memory(torch, value):
-    """Return a tensor in the device's memory, or any other value as it is.
+    """Return a tensor, copied to the device's memory if needed, or any other value as it is.
 
-    The memory of a tensor that torch did not allocate, such as that of an array of numpy, is not
-    the device's. A GPU gets a copy of such a tensor, and so does the emulated device.
+    If torch did not allocate a tensor's memory, for example because numpy did, the tensor is not in
+    the device's memory. A GPU gets a copy of such a tensor, and so does the emulated device.
     """
     if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return value
