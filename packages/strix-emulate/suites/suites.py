@@ -85,7 +85,7 @@ class Runner:
     """Runs the cases of one suite.
 
     Attributes:
-        command: The words of a command line that precede a program that runs on the device.
+        command: The words of a command line that precede the program, such as DEVICE.
         source: The folder in which pytest runs.
         variables: The environment variables.
         log: The file for the output of the cases.

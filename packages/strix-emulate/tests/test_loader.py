@@ -104,7 +104,7 @@ def test_another_gpu():
     code_object, _ = fixtures.compile_kernel(
         fixtures.softmax, {"x": "*fp32", "out": "*fp32", "n": "i32"}, {"BLOCK": 256}, "gfx1201"
     )
-    with pytest.raises(LoadError, match=r"another GPU.*0x4e.*gfx1151 is 0x4a"):
+    with pytest.raises(LoadError, match=r"not supported.*is 0x4e; gfx1151 is 0x4a"):
         loader.parse(code_object, "other")
 
 

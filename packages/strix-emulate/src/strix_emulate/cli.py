@@ -160,7 +160,11 @@ def device(  # noqa: PLR0913 (a command's options)
     ] = None,
     budget: Annotated[
         int | None,
-        typer.Option(min=1, help="Wave-instructions after which a launch counts as hung."),
+        typer.Option(
+            min=1,
+            help="Wave-instructions after which a launch counts as hung. "
+            f"Default: {Options.budget:,}.",
+        ),
     ] = None,
     seconds: Annotated[
         float | None,

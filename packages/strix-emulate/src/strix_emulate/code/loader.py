@@ -253,7 +253,10 @@ def _read_target(code_object: CodeObject) -> Target:
     target = find_target_of_elf(mach)
     if target is None:
         emulated = ", ".join(f"{name} is {x.mach:#x}" for name, x in TARGETS.items())
-        raise LoadError(f"{origin}: made for another GPU (EF_AMDGPU_MACH {mach:#x}, {emulated})")
+        raise LoadError(
+            f"{origin}: made for a GPU that is not supported "
+            f"(EF_AMDGPU_MACH is {mach:#x}; {emulated})"
+        )
     os_abi, abi_version = code_object.data[7:9]
     if os_abi != _ELFOSABI_AMDGPU_HSA:
         raise LoadError(f"{origin}: OS ABI is {os_abi}, not {_ELFOSABI_AMDGPU_HSA} (AMDGPU_HSA)")

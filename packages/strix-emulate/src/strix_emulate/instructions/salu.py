@@ -114,8 +114,8 @@ def _micro_op_of_vector(ins: Instruction, mode: Mode) -> MicroOp:
         operands = (operands[0], replace(operands[1], half="h"))
     name = ins.name.replace("s_", "v_", 1).replace("_hi_", "_")
     micro = vector_micro_op(replace(ins, name=name, operands=operands), mode)
-    # C has the functions of scalar instructions in the usual mode. numpy computes results that are
-    # float16, or that differ in this mode by more than the flushing.
+    # C's functions for scalar instructions are those of the usual mode, and C can flush denormals.
+    # numpy computes float16 results, and results that this mode changes in another way.
     is_in_c = micro.name == name and micro.kind != "f16"
     return replace(micro, name=ins.name if is_in_c else "", handler="scalar")
 

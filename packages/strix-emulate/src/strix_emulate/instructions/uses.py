@@ -23,14 +23,15 @@ _VCC = registers("s", VCC, 2)
 _M0 = registers("s", M0)
 #: Bit of SCC in a bit mask of registers. No register has this bit.
 _SCC = 1 << 600
-#: Where code diverges, the loaded value may decide which lanes execute a part of the code. EXEC and
-#: the scalar registers that hold such a lane mask have their bits shifted by this number. All these
-#: masks together are the lanes that were active before, which do not depend on the value.
+#: Where code diverges, the loaded value may decide which lanes execute a part of the code. In a bit
+#: mask of registers, the bits of EXEC and of the scalar registers that hold such a lane mask are
+#: shifted by this number. The lane masks of all parts together are the lanes that were active
+#: before the code diverged. These lanes do not depend on the value.
 _PART = 601
 _PART_OF_EXEC = _EXEC << _PART
-#: If a vector instruction overwrites a register that depends on the value, the register still has
-#: the value in the lanes that are not active. Its bit is then shifted by this number, until EXEC
-#: is written.
+#: If EXEC has changed since the load, and a vector instruction overwrites a register that depends
+#: on the value, the register still has the value in the lanes that are not active. Its bit is then
+#: shifted by this number, until EXEC is written again.
 _INACTIVE = 2 * _PART
 _PLAIN = (1 << _PART) - 1
 _VECTORS = registers("v", 0, 256)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Computation of the offsets that memory instructions access in the memories of a launch.
 
-A locator is a function on waves. It returns three values: the offsets in the memory, for the lanes
-that access it; flags of the active lanes, which say whether a lane does so, or None if all of them
-do; and the tags of the accesses, or None if no race is possible.
+A locator is a function on waves. It returns three values:
+
+* the offset of each access in the memory;
+* for each active lane, whether it accesses the memory, or None if all active lanes do;
+* the tags of the accesses, or None if no race is possible.
 """
 
 from collections.abc import Callable

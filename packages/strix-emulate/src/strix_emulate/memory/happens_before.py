@@ -38,8 +38,8 @@ class _Accesses:
         memory: Name of the memory.
         cells: Cell numbers, in the order of the accesses.
         tags: Tag of each access.
-        writers: For each cell, the tag up to which the last earlier store or atomic releases the
-            accesses of its wave.
+        writers: For each cell, a tag of the wave that last wrote the cell, or 0. The write released
+            the accesses of this wave up to the tag.
         releases: Whether these are atomics.
         swaps: For swaps that return a value: the values that they left in the cells, and whether
             the last earlier write of each cell was an atomic. None for other accesses.

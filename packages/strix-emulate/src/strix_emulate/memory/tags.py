@@ -48,8 +48,9 @@ def epoch_after_release(epoch):
 def store_tags(tags):
     """Return the tags that plain stores of global memory leave in its shadow.
 
-    A wait for stores begins an epoch, as a release does. A store gets the tag of the next epoch,
-    which begins when the store has been awaited, unless another store is awaited before.
+    A wait for stores begins an epoch, as a release does. A store gets the tag of the next epoch.
+    This epoch begins when the store has been awaited, or earlier if another wait or release begins
+    it.
     """
     return np.where(tags & RELEASES == RELEASES, tags, tags + (1 << RELEASE))
 
@@ -84,9 +85,9 @@ def wave_bit(tag):
 
 
 def are_unordered(old, new):
-    """Return by element whether an old access is of another wave, and no barrier separates the two.
+    """Return by element whether accesses are of different waves, without a barrier between them.
 
-    The new access is later. There is no old access if the old tag is 0.
+    The new access is the later one. If the old tag is 0, there is no old access.
     """
     if len(old) == 0 or not old.any():
         return np.zeros(len(old), bool)

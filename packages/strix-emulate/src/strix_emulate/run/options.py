@@ -17,9 +17,10 @@ class Options:
     Attributes:
         checks: Make the checks of :data:`strix_emulate.memory.findings.CHECKS`.
         batch: Maximum number of waves that are executed at a time. One workgroup is always
-            executed, even if it has more waves. None for 128 waves of 32 lanes, or 64 waves of 64
-            lanes. If C executes a kernel that does not poll, None for a quarter of this number to
-            four times this number, so that registers, scratch and LDS fit into a cache.
+            executed, even if it has more waves. By default, the number is 128 for waves of 32
+            lanes, and 64 for waves of 64 lanes. If C executes a kernel that does not poll, the
+            default is a quarter of this number to four times this number, chosen so that registers,
+            scratch and LDS fit into a cache.
         lockstep: Execute waves at the same instruction as one operation. Otherwise each wave runs
             alone.
         budget: Wave-instructions before a kernel counts as hung.

@@ -72,9 +72,10 @@ def is_worthwhile(instructions: float, arena: Arena) -> bool:
 
 
 def deal(jobs: Sequence[int], count: int) -> list[list[int]]:
-    """Return up to `count` shares of about the same work, even if it grows or alternates by job.
+    """Return up to `count` shares of about the same work.
 
-    The shares depend only on the arguments, so that every run gives the same findings.
+    The shares are about equal even if the work grows or alternates from job to job. They depend
+    only on the arguments, so that every run gives the same findings.
     """
     count = min(count, len(jobs))
     shares: list[list[int]] = [[] for _ in range(count)]

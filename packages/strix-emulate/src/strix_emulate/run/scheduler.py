@@ -27,8 +27,8 @@ PATIENCE = 8
 #: In a loop that does not poll, this number of iterations counts as one polling iteration, because
 #: the loop may wait for other waves with plain loads.
 _ITERATIONS_PER_POLL = 512
-#: Stands for the address at which waves let others run, if no other ready waves are ahead of them
-#: in the code. It is larger than every address of code.
+#: The limit for `_advance` if no other ready waves are ahead in the code. It is larger than every
+#: address of code.
 _NO_LIMIT = 1 << 62
 
 
