@@ -191,7 +191,7 @@ class CodeObject:
 
 
 def _read_headers(elf: ELFFile, form, start: int, step: int, count: int) -> list:
-    """Read `count` headers of one form. The first is at `start`, the others each `step` further."""
+    """Read `count` headers of one form, from `start` on, at distances of `step` bytes."""
     return [struct_parse(form, elf.stream, stream_pos=start + step * n) for n in range(count)]
 
 

@@ -85,7 +85,8 @@ class Pool:
         """
         self.size = os.fstat(descriptor).st_size
         if self.size <= HEAP or not _is_sealed(descriptor):
-            raise Refused(Status.INVALID_VALUE, "the pool is not a sealed file in memory")
+            message = "the pool is too small, or is not a sealed file in memory"
+            raise Refused(Status.INVALID_VALUE, message)
         #: Start and end of the mapped memory of other processes.
         self._foreign: list[tuple[int, int]] = []
         room = self.size + ROOM
@@ -140,7 +141,7 @@ class Pool:
             raise Refused(Status.INVALID_VALUE, message) from error
         try:
             if not _is_sealed(descriptor) or start + size > os.fstat(descriptor).st_size:
-                raise Refused(Status.INVALID_VALUE, f"{path} is not a pool")
+                raise Refused(Status.INVALID_VALUE, f"{path} is not a pool, or is too small")
             self._map(offset, size, descriptor, start)
             self._foreign.append((offset, offset + size))
         finally:

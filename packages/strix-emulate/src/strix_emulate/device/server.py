@@ -330,7 +330,8 @@ class Server:
         request = _Request.unpack(data)
         function = self.functions.get(request.function)
         if function is None or not function.module.offset:
-            raise Refused(Status.INVALID_VALUE, f"no kernel has the number {request.function}")
+            message = f"no kernel of a placed module has the number {request.function}"
+            raise Refused(Status.INVALID_VALUE, message)
         kernel = function.kernel.with_stack(min(request.stack, self.target.stack))
         options = self._launch_options(kernel, function.module, request)
         has_heap = _has_argument(kernel, "hidden_heap_v1") and self._make_heap(request.heap)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compiled instructions: how numpy executes one, and which register operations of C do the same."""
+"""Compiled instructions: functions that numpy executes, and register operations for C.
+
+Both have the same effect.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -312,7 +312,7 @@ def at_barrier(g: Waves) -> None:
 
 
 def wait_for_stores(g: Waves, allowed: int) -> None:
-    """Like `wait` for STORE, and begin an epoch, so that later stores release the awaited ones."""
+    """Wait for stores. If any must finish, begin an epoch, so that later stores release them."""
     if len(g.queues.state.queues[STORE]) > allowed:
         wait(g, STORE, allowed)
         at_release(g)
