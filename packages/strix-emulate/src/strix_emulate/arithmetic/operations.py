@@ -573,7 +573,7 @@ EXTREMES = _extremes()
 
 
 def extreme(name: str, ieee: bool) -> tuple[str, tuple[str, ...], Callable]:
-    """Return an entry like those of TABLE for an operation of EXTREMES, for one IEEE mode."""
+    """Return an entry as in TABLE for an operation of EXTREMES, in IEEE mode or not."""
     kind, steps = EXTREMES[name]
     if steps == "med":
         return kind, (kind,) * 3, _median(ieee)

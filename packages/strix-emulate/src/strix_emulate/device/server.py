@@ -280,7 +280,7 @@ class Server:
         return b""
 
     def function(self, data: bytes) -> bytes:
-        """Return the number of a kernel by name, and the properties that a launch needs."""
+        """Find a kernel by name. Return its number, and the properties that a launch needs."""
         module, name = self._module_and_name(data)
         kernel = module.contents.kernels.get(name)
         if kernel is None:

@@ -233,7 +233,7 @@ def _bits_before(ins: Instruction, bits: int) -> int:
 
 
 def _copied_bits(target: Operand, source: Operand, bits: int) -> int:
-    """Return the registers of `source` that are copied to registers of `target` in `bits`.
+    """Return the registers of `source` that are copied to those of `target` that are in `bits`.
 
     `bits` and the result are bit masks of registers.
     """

@@ -70,7 +70,7 @@ def compile_scalar(ins: Instruction, mode: Mode) -> Compiled:
 
 
 def _micro_op(ins: Instruction) -> MicroOp | None:
-    """Return an instruction's operation if the tables have it, or None. Its flag, if any, is SCC."""
+    """Return an operation if the tables have it, or None. The flag, if any, is SCC."""
     if ins.name in _SHORT:
         return _micro_op(_expand_short(ins))
     if ins.name in COMPARES or ins.name in IMMEDIATE:

@@ -204,7 +204,7 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
 def _typed_sources(
     name: str, operands: list[Operand], kinds: tuple[str, ...]
 ) -> tuple[tuple[Operand, str], ...]:
-    """Return the sources with their kinds. Raise Unknown if there are not as many as kinds."""
+    """Return the sources with their kinds. Raise Unknown if they are not supported."""
     if len(operands) != len(kinds):
         raise Unknown(f"{len(operands)} sources, expected {len(kinds)}")
     sources = []

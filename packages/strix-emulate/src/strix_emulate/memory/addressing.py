@@ -351,8 +351,8 @@ def locate_lds(
             return at, None, tags
         message = f"LDS address {int(within.max())} of {limit} bytes"
         spaces.lds.findings.report("lds", message)
-        # Continue as hardware does if the finding ends no launch: reads out of range return 0, and
-        # writes are discarded (ISA, chapter on LDS).
+        # If the finding does not end the launch, continue as hardware does: reads out of range
+        # return 0, and writes are discarded (ISA, chapter on LDS).
         inside = within + size <= limit
         return at[inside], inside, None if tags is None else tags[inside]
 

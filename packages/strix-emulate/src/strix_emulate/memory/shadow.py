@@ -5,11 +5,11 @@ A cell has the size of the kernel's smallest access, 1 to 4 bytes. Its shadow ha
 (:mod:`strix_emulate.memory.tags`) of its last write and its last read.
 
 Two accesses of different waves, at least one of which is a write, are a race if no barrier lies
-between them. If the waves are of different workgroups, only a barrier of the grid can order them,
-and this barrier clears all tags of global memory. A barrier of a workgroup does not order
-an access that is still outstanding when its wave arrives at the barrier. Such an access gets a tag
-as if it came after the barrier (:meth:`Memory.postpone`). Atomics may order accesses that look like
-a race (:mod:`strix_emulate.memory.happens_before`).
+between them. For waves of different workgroups, it must be a barrier of the grid, which clears all
+tags of global memory. A barrier of a workgroup does not order an access that is still outstanding
+when its wave arrives at the barrier. Such an access gets a tag as if it came after the barrier
+(:meth:`Memory.postpone`). Accesses that look like a race are none if atomics order them
+(:mod:`strix_emulate.memory.happens_before`).
 """
 
 from dataclasses import dataclass

@@ -82,7 +82,7 @@ def dtype(kind: str) -> np.dtype:
 
 
 def functions() -> Iterator[Entry]:
-    """Yield the functions of all tables."""
+    """Yield the functions of the tables that C may execute."""
     yield from _plain_functions()
     for name in operations.EXTREMES:
         yield Entry(name, *operations.extreme(name, True))
