@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The options are for a compiler, and have no effect because this library has none. HIP 7.1
+/* The options are for a compiler, which this runtime does not have, so they have no effect. HIP 7.1
    declares them with one more level of pointers. */
 #if defined(HIP_VERSION) && HIP_VERSION < 70200000
 typedef hipJitOption **jit_options;

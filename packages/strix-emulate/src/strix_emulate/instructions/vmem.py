@@ -37,7 +37,7 @@ def names() -> set[str]:
 
 
 def is_memory(name: str) -> bool:
-    """Return whether an instruction accesses memory, the LDS or a cache."""
+    """Return whether a mnemonic is that of a memory instruction (:data:`mnemonics.MEMORY`)."""
     return name in MEMORY
 
 
