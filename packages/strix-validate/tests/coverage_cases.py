@@ -71,7 +71,7 @@ class QuickCase:
 
 
 def quick_cases(library: str) -> Iterator[QuickCase]:
-    """Yield a library's quick checks. Of a check in two dtypes, only float16 is yielded."""
+    """Yield a library's quick checks. A check that has two dtypes is yielded only in float16."""
     if library in BACKENDS:
         for flash_case in flash_cases.CASES:
             if flash_case.size is Size.QUICK:

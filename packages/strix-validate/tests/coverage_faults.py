@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Faults that have an effect only in a second iteration, a large batch or with a rare argument.
+"""Faults that have an effect only in a second iteration, in a large batch or with a rare argument.
 
-The entries have the format of vllm_faults.py. Each names a quick check that was added for the
-fault. A fault for which two checks were added has two entries. No other quick check fails with it.
+The entries have the format of vllm_faults.py. Each names a quick check that was added to catch the
+fault. Earlier quick checks do not catch it. A fault has two entries if two checks were added for
+it.
 """
 
 from vllm_faults import (

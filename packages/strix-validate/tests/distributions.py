@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Machines with old kernels, most of which updates do not replace, and machines without a fault."""
+"""Machines of many distributions: some with a Linux kernel that is too old, some without a fault.
+
+On the first group except Pop!_OS, the distribution's own updates bring no newer kernel.
+"""
 
 from hosts import UBUNTU, released
 from later_threads import command_line, gtt, memory, status

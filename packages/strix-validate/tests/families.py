@@ -24,7 +24,7 @@ _LIMIT = 120
 
 
 def collect() -> dict:
-    """Return the changed config keys with the numbers of parameters, by model_type."""
+    """Return transformers' version and, by model_type, changed keys and numbers of parameters."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -41,7 +41,7 @@ def collect() -> dict:
 
 
 def _count(kind: str, name: str) -> list[list]:
-    """Return the counts of one family, or an empty list if its class refuses its own defaults."""
+    """Return the counts of one family, without those of configs that its class refuses."""
     from transformers import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[kind]
@@ -64,7 +64,7 @@ def _stop(*_: object) -> None:
 
 
 def _changes(config_class: type) -> dict:
-    """Return config keys whose text dimensions differ from the defaults of a class."""
+    """Return config keys that change dimensions of a class's text model, and the derived keys."""
     part = getattr(config_class, "sub_configs", {}).get("text_config")
     instance = config_class()
     text = instance.text_config if part else instance
@@ -81,7 +81,7 @@ def _changes(config_class: type) -> dict:
 
 
 def derived(config) -> dict:
-    """Return the keys that a config derives from others: lists of layer types, and integers."""
+    """Return the keys that a config derives from others: lists (layer types) and integers."""
     usual = {field.name: field.default for field in dataclasses.fields(config)}
     values = {}
     for key, value in config.to_dict().items():

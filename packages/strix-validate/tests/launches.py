@@ -15,7 +15,7 @@ import torch
 
 #: If the outermost axis has at most this many programs, all of them run.
 _FEW = 8
-#: Prefixes of the modules that pass a check's call on to the library's function.
+#: Prefixes of the names of modules that pass a check's call on to the library's function.
 _BETWEEN = ("torch.", "contextlib", "functools")
 
 
@@ -100,7 +100,10 @@ def _describe_constant(value: Any) -> str:
 
 
 def _describe(value: Any, default: Any) -> str:
-    """Return the kind of an argument's value, and whether a number or list is the default."""
+    """Return an argument's value if it is a bool, str, dtype or None, and otherwise its kind.
+
+    The kind of a number or list that equals the default is "its default".
+    """
     if isinstance(value, bool | str) or value is None:
         return str(value)
     if isinstance(value, torch.Tensor):
@@ -165,11 +168,12 @@ def _few_programs(numbers: range, frame: Any) -> list[int]:
 
     On the outermost axis, the first and the last program run, or all programs if there are few,
     because data may decide how many trips a program makes. On an inner axis, the first program runs
-    if the outermost axis is at its first program, and otherwise the last one.
+    if the outermost axis is at its first program, and otherwise the last one. Axes of one program
+    do not count as outer axes.
 
     Args:
         numbers: the programs of the axis.
-        frame: the interpreter's loops over the axes, at the loop of this axis.
+        frame: the frame with the interpreter's loops over the axes, at the loop of this axis.
     """
     axis = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()[1]
     sizes = dict(zip("xyz", frame.f_locals["grid"], strict=True))
@@ -189,7 +193,7 @@ def watch(launches: Launches, run_all: bool) -> None:
     """
     from triton.runtime import interpreter
 
-    # Call interpreter.complete before this function, because it replaces interpreter.range too.
+    # strix_validate.triton.interpreter.complete replaces interpreter.range, too. Call it first.
     interpreter_range = interpreter.range
     execute = interpreter.GridExecutor.__call__
     interpreter_file = interpreter.__file__
@@ -253,7 +257,7 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _is_between(frame: Any) -> bool:
-    """Return whether a frame's function only passes arguments on: torch's, or a decorator."""
+    """Return whether a frame's function only passes arguments on: in _BETWEEN, or a decorator."""
     name = frame.f_globals.get("__name__", "")
     is_decorator = not frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount
     return name == "torch" or name.startswith(_BETWEEN) or (not _is_ours(frame) and is_decorator)

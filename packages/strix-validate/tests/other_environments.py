@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Made-up Python environments, which differ in the torch that is loaded and in its GPU."""
+"""Made-up Python environments, which differ in the installed builds of torch, Triton and ROCm."""
 
 import json
 
@@ -31,7 +31,7 @@ def conda_pytorch(meta: str, build: str, channel: str, name: str = "pytorch") ->
 
 
 def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
-    """Return a machine with conda-forge's pytorch, whose workspace has our channel appended."""
+    """Return a machine with conda-forge's pytorch, because its workspace prefers conda-forge."""
     fix = f"channel remove {OURS} && pixi workspace channel add --prepend {OURS}; docs/move.md"
     message = f"build for {kind}, and sees no AMD GPU: in the workspace, our channel comes after"
     return Machine(
@@ -43,8 +43,8 @@ def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
     )
 
 
-#: Workspaces whose move to our packages failed (see docs/move.md).
 APPENDED = ("conda-forge", OURS)
+#: Environments that moved to our packages (see docs/move.md). Most of the moves failed.
 MOVED = {
     "conda-forge's CUDA build, our channel appended": moved(
         "cuda129_mkl_py312_h1_303", "CUDA", workspace(*APPENDED)

@@ -37,7 +37,7 @@ RECORD = Path(__file__).with_name("coverage.json")
 #: coverage.json has this word instead of the name of a case if several cases have the same value.
 SEVERAL = "several"
 _SECONDS = 600
-#: Kinds of values of a required argument. It is no gap if such an argument has only one kind.
+#: Kinds of values of a required argument. It is no gap if such an argument can have only one kind.
 REQUIRED = {"a tensor", "a number", "a value"}
 #: Cases that run in full, because their first and last programs do nothing. Those programs have
 #: tokens without an adapter, or adapters without tokens.
@@ -132,7 +132,7 @@ def record_library(library: str, vllm: Path | None, keep: Path) -> None:
 
 
 def merge(records: dict[str, dict]) -> dict:
-    """Return the merged record of a library, in which each value has the name of its case.
+    """Return the merged record of a library, in which each value has its case's name or SEVERAL.
 
     Args:
         records: the records by case.
@@ -155,7 +155,7 @@ def merge(records: dict[str, dict]) -> dict:
 
 
 def _drop_constant_values(merged: dict) -> dict:
-    """Remove from a merged record flags that are sizes, and flags and arguments always given."""
+    """Remove the flags that are only sizes, and the flags and arguments that are always given."""
     kernels = {}
     for name, kernel in merged["kernels"].items():
         flags = {
@@ -186,7 +186,7 @@ def _add_values(owners: dict[str, str], values: dict[str, bool], case: str) -> N
 
 
 def _merge_count(entry: list, count: int, case: str) -> list:
-    """Return the larger count, and the only case with a count above 1, or SEVERAL such cases."""
+    """Return the larger count, and the case with a count above 1, or SEVERAL if many have one."""
     largest, owner = entry
     if count > 1:
         owner = SEVERAL if owner else case

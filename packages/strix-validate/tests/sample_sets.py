@@ -7,9 +7,10 @@ The program prints JSON: the kernels that the calls looked up; the wave-instruct
 executed kernel; faults in the kernels' files; and for each call its error, whether its results were
 compared, and what is wrong with these results.
 
-The inputs of a call with expected results are random numbers. In all other calls, several programs
-write to one place, and the inputs are zeros. If a launch has too many workgroups, only the first
-ones are executed, and its call is not compared.
+The inputs of a call with expected results are random numbers. The inputs of all other calls are
+zeros: several of their programs write to one place, which is no fault if they write equal numbers.
+If a launch has too many workgroups, only the first ones are executed, and the results of its call
+are not compared.
 """
 
 import copy

@@ -85,7 +85,7 @@ def main() -> None:
     source = Path(sys.argv[1])
     answers = []
     output = os.dup(1)
-    os.dup2(2, 1)  # vLLM prints
+    os.dup2(2, 1)  # vLLM prints to standard output
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         libraries = choose.make_machine(folder, source)

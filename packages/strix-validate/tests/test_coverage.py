@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Each gap in the coverage of Triton kernels by quick checks has a reason in coverage_gaps.toml.
 
-A gap is a loop with one trip, a grid axis with one program, or a flag or argument with one value.
-record_coverage.py writes coverage.json. If only one case has a flag's value, an argument, or more
-than one trip, coverage.json names this case. The tests check that coverage.json is up to date. They
-run no kernel, except one test of the recording.
+A gap is a loop with one trip, a grid axis with one program, a flag or argument with one value, or a
+flag that never has a value with which the kernel compares it. record_coverage.py writes
+coverage.json. If only one case has some value, or a second trip or program, coverage.json names
+this case. The tests check that coverage.json is up to date. They run no kernel, except one test of
+the recording.
 """
 
 import copy
@@ -100,7 +101,7 @@ def new_gaps(library: str, record: dict) -> list[str]:
 @skip_without("triton")
 @pytest.mark.parametrize("run_all", [False, True])
 def test_what_a_launch_is_recorded_as(run_all):
-    """Running only the first and the last trip of a loop gives the same record.
+    """Running only the first and the last trip of each loop gives the same record as running all.
 
     In this kernel, the last program makes the most trips. All five programs run, because they are
     few.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""With mutants of the files that it reads, the validator answers or gives one clear message."""
+"""The validator reads damaged files, and gives an answer or one clear message."""
 
 import json
 import os
@@ -122,7 +122,10 @@ def ended_without_exception(results: dict) -> bool:
 
 
 def test_copies_of_machines(tmp_path: Path, record_property) -> None:
-    """Each file of a machine is replaced in turn: by mutants, a huge file, a pipe, or nothing."""
+    """No check of the doctor ends in an exception if a file of the machine is damaged.
+
+    Each file in turn is a mutant, has 3 GiB, is missing, or is a pipe.
+    """
     tally = Tally("machine", record_property)
     hosts.make(tmp_path, {})
     pairs = [pair for machine in THREADS.values() for pair in machine.files.items()]
@@ -259,7 +262,7 @@ def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) ->
 
 
 def test_weights(tmp_path: Path, damage) -> None:
-    """The headers of safetensors files are damaged or too long, or the files are pipes."""
+    """`models` refuses damaged or too long headers of safetensors files, and pipes."""
     (tmp_path / "model_index.json").write_text(json.dumps(PIPELINE))
     (tmp_path / "vae").mkdir()
     file = tmp_path / "vae" / "a.safetensors"

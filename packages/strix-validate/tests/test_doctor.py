@@ -62,7 +62,7 @@ def with_ray(tmp_path):
 
 @pytest.fixture
 def cable(monkeypatch):
-    """Mock a machine with one address, on a Thunderbolt link, and with enough open files."""
+    """Mock a machine with one address, on a Thunderbolt link, and a high limit of open files."""
     limits = (cluster_machine.FILES, cluster_machine.FILES)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
     link = cluster_machine.Link("10.77.0.1", "thunderbolt0")
@@ -105,7 +105,7 @@ def test_the_firmware_of_another_gpu_is_not_judged(number, tmp_path):
 
 
 def test_the_last_value_of_an_option_counts_and_all_are_removed(tmp_path):
-    """modprobe reads files by name, from all folders, and the kernel takes the last value."""
+    """modprobe reads the files of all folders in the order of names. The last value counts."""
     hosts.make(
         tmp_path,
         {
@@ -141,8 +141,8 @@ def test_a_line_whose_options_were_removed_does_not_take_the_next_line(tmp_path)
     assert result.severity is None, result
 
 
-#: Two interfaces as `ip -json -4 address` prints them, and as `ip -brief -4 address` does: the
-#: first has a metric, as systemd-networkd sets it for DHCP, and the second has a peer.
+#: Loopback and two interfaces as `ip -json -4 address` prints them, and as `ip -brief -4 address`
+#: does: eth0 has a metric, as systemd-networkd sets it for DHCP, and tun0 has a peer.
 IP_JSON = (
     '[{},{"ifname":"lo","addr_info":[{"local":"127.0.0.1"}]},'
     '{"ifname":"eth0","addr_info":[{"local":"192.168.1.5","prefixlen":24,"metric":100}]},'
@@ -268,7 +268,7 @@ def test_ubuntu_24_04_has_the_fixes_in_older_kernels(release, tmp_path):
 def test_what_pixi_detects(machine, tmp_path):
     """The doctor predicts the virtual packages that pixi detects.
 
-    tests/integration/test_detection.py compares py-rattler's own detection with the same machines.
+    tests/integration/test_detection.py checks py-rattler's own detection on the same machines.
     """
     files, expected = hosts.MACHINES[machine]
     assert detect(Tree(hosts.make(tmp_path, files))) == expected

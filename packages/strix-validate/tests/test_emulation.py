@@ -76,8 +76,8 @@ assert torch.allclose(out, torch.stack([g.sum() for g in groups]), atol=1e-5), o
 del groups[1]
 """
 
-#: A kernel that sums two waves is executed as compiled, without the wait for the LDS store, and
-#: without the barrier.
+#: A kernel in which two waves sum numbers is executed three times: as compiled, without the wait
+#: for the LDS store, and without the barrier.
 PLANTED = """
 import re, torch, triton
 import triton.language as tl

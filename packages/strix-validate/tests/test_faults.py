@@ -187,7 +187,7 @@ def neighbours_seen(_):
     return {name: tensor[0].transpose(0, 1) for name, tensor in results.items()}
 
 
-#: By name: the case, and a function that makes wrong results of the case's correct results.
+#: By name: the case, and a function that makes wrong results from the case's correct results.
 FLASH = {
     "a sequence sees the keys of its neighbours": ("varlen", neighbours_seen),
     "call changes cache_seqlens": (
@@ -245,9 +245,9 @@ def test_refusal_is_right_only_where_allowed_and_only_as_such():
 
 
 def test_a_yardstick_that_is_not_finite_is_an_error():
-    """The results from which a bound is computed must be finite.
+    """If the results from which a bound is computed have a NaN, the comparison raises an error.
 
-    With NaN in them, each bound would be infinite, and each result would pass.
+    Without the error, the bound would be infinite, and every result would pass.
     """
     exact = {"out": torch.zeros(3, dtype=torch.float64)}
     with pytest.raises(ValueError, match="not finite"):

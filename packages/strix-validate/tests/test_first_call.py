@@ -70,7 +70,7 @@ def shipped() -> set[str]:
     return find_kernels(vllm_calls.vllm_set("full", SOURCE))
 
 
-#: Numbers of tokens in a step, including numbers for which no call of a kernel set was made.
+#: Numbers of tokens in a step, including numbers that no call of a kernel set has.
 STEP_TOKENS = (
     1,
     2,
@@ -116,7 +116,10 @@ def test_experts_of_no_set_are_counted(shipped: set[str]) -> None:
 
 
 def first_linear(model: str, keys: int = 1) -> list[DeferredCall]:
-    """Return calls of linear attention in a server's steps: one prompt, several, and decoding."""
+    """Return calls of linear attention in a server's steps: one prompt, several, and decoding.
+
+    The calls have `keys` times as many heads as the model.
+    """
     (linear,) = read_layers(CONFIGS[model]).linear
     heads = {"heads": keys * linear.heads, "value_heads": keys * linear.value_heads}
     channels = 128 * (2 * heads["heads"] + heads["value_heads"])
@@ -213,8 +216,9 @@ def test_one_kernel_for_all_heads_windows_and_batches() -> None:
 def first_flash_calls(model: str, layers: ModelLayers) -> Iterator:
     """Yield flash-attn's calls of a model's layers: prompts, packed batches, training, and a cache.
 
-    The calls have the model's scale, and the windows that transformers and other callers pass: n or
-    n - 1 keys to either side, or only to the left.
+    A scale that config.json does not have is arbitrary. If amd-aiter is installed, a layer with a
+    window of n keys has the windows that transformers and other callers pass: n - 1 keys to either
+    side, n keys to the left, and n keys to the left with no limit to the right.
     """
     scale = CONFIGS[model].get("text_config", CONFIGS[model]).get("query_pre_attn_scalar", 77)
     supported = [layer for layer in layers.attention if layer.head_dim <= 256]
@@ -257,7 +261,7 @@ def test_flash_attn_compiles_nothing(shipped_flash: set[str]) -> None:
     }
 
 
-#: Calls of vLLM's encoders: heads, head dimension, tokens of images or 30 s of audio, and dtype.
+#: Calls of vLLM's encoders: heads, head dimension, tokens of images or of 30 s of audio, and dtype.
 ENCODERS = {
     "Whisper-large-v3": (20, 64, (1500, 1500), torch.float16),
     "Qwen2.5-VL-7B": (16, 80, (64, 64, 16), torch.bfloat16),

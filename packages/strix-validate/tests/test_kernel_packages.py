@@ -126,7 +126,7 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_set_of_the_triton_packages(
     set_name: str, shipped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kernels_set may be `core`, which flash-attn and vLLM have and these packages do not."""
+    """These packages have no set `core`. If kernels_set is `core`, their full set is compiled."""
     package = SimpleNamespace(
         MODULE="pytest", SHIPPED={"sample": [("s", "a")], "full": [("f", "b")]}
     )
@@ -166,7 +166,7 @@ def test_answers_come_in_the_order_of_calls(
 
 
 def test_a_sample_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that fails is an error. Otherwise, the sample has the kernels of the given calls."""
+    """A sample of n calls has the kernels of the first n calls. None of these calls may fail."""
     answers = [CallAnswer(kernels=(CompiledKernel("k", b"", "", n),)) for n in range(3)]
     monkeypatch.setattr(
         kernel_packages.triton_modes,

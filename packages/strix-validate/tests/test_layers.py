@@ -115,7 +115,8 @@ MIXTURES = [layer for row in MODELS.values() for layer in row.experts_by_format(
 LATENT = [layer for row in MODELS.values() for layer in row.layers.latent]
 ANGLES = [row.rope for row in MODELS.values() if row.rope]
 LINEAR = [layer for row in MODELS.values() for layer in row.layers.linear]
-#: The values that the table of models has for an argument of a group of vLLM's kernels.
+#: By group of vLLM's kernels and argument: the values that quick checks must have. Most of them are
+#: the values of the table of models, which has no ranks of LoRAs and no groups of dense layers.
 QUICK_HAS = {
     ("experts", "top_k"): {layer.top_k for layer in MIXTURES},
     ("experts", "group"): {layer.group for layer in MIXTURES if layer.group},
@@ -139,7 +140,7 @@ QUICK_HAS = {
 
 @pytest.mark.parametrize("part", QUICK_HAS, ids="-".join)
 def test_quick_computes_what_models_have(part):
-    """Quick checks have each value in the table: head dimension, top_k, number of heads, group."""
+    """Quick checks have the values in QUICK_HAS. They may also leave out or have top_k = 1."""
     family, argument = part
     quick, all_cases = keywords(model_cases.GENERATED[family])
     values = {x[argument] for x in quick if argument in x}

@@ -79,7 +79,7 @@ def count_cache_bytes(config: dict, length: int) -> int:
 
 
 def describe_page(text: dict, mixer: str) -> tuple[int, int] | None:
-    """Return the bytes of a cache block in 16 bits, and the window; None if nothing is cached."""
+    """Return the bytes of a block of 16-bit numbers, and the window; None if nothing is cached."""
     if mixer in ("linear_attention", "mamba", "conv", ""):
         return None
     if rank := text.get("kv_lora_rank"):
@@ -121,7 +121,7 @@ def test_vllm_takes_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) > 250
     refusals = {key: refusal(ALL[key[0]], line) for key, line in lines.items()}
     assert {key: message for key, message in refusals.items() if message} == {}
-    # Not every line has the flag. Many lines that have it would be refused without it.
+    # Not every line has --max-model-len. Many lines that have it would be refused without it.
     short = {key: line for key, line in lines.items() if "--max-model-len" in line}
     assert 20 < len(short) < len(lines)
     refused = []

@@ -2,8 +2,8 @@
 """Compare the counts of models' weights with transformers' own classes, also for missing keys.
 
 families.json has the counts of transformers (written by tests/families.py), and defaults.json the
-defaults of its classes. If that release of transformers is installed, a test collects the defaults
-again.
+defaults of its classes. If the release that defaults.json names is installed, a test collects the
+defaults again.
 """
 
 import json
@@ -64,7 +64,7 @@ def test_counted_families_are_within_three_percent(kind: str) -> None:
 
 
 def test_a_family_that_disagrees_is_an_estimate() -> None:
-    """These counts are too high to be lower bounds, and must therefore be called estimates."""
+    """A count that exceeds transformers' count is no lower bound, so it is called an estimate."""
     too_high = {kind for kind, config, total in rows() if (count(config) or 0) > EXACT * total}
     assert {"gpt2", "bart", "falcon", "muse_spark"} & too_high
     assert not any(model_memory.is_counted({"model_type": kind}) for kind in too_high)

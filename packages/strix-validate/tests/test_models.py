@@ -507,7 +507,7 @@ def test_a_folder_of_diffusers(flux: Path) -> None:
 
 
 def test_a_pipeline_that_is_not_downloaded_completely(flux: Path) -> None:
-    """A part of the weights would count as all of them."""
+    """`models` refuses the folder. Otherwise, a part of the weights would count as all of them."""
     names = {
         "a": "model-00001-of-00002.safetensors",
         "b": "model-00002-of-00002.safetensors",

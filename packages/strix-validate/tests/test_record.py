@@ -49,7 +49,7 @@ def test_record_survives_its_own_json(tmp_path):
     ],
 )
 def test_a_pass_by_what_proves_nothing_is_a_failure(comparison, reason):
-    """A passed check fails if its numbers prove nothing, and a record that has it is refused."""
+    """A pass whose numbers prove nothing is recorded as failed, and refused in a written record."""
     passed = Result(Check("x/y", "t", "w"), State.PASSED, "", {"out": comparison})
     written = record.make_check_record("x", passed)
     assert written.state is State.FAILED
@@ -427,7 +427,7 @@ def test_a_path_that_cannot_be_used_is_wrong_usage(tmp_path):
 
 
 def test_a_child_that_ends_is_told_by_warm(monkeypatch):
-    """For example, the kernel kills a child if the memory is full."""
+    """`warm` reports a child process that was killed, for example because the memory was full."""
 
     def fail(*_):
         raise modes.ChildError("the child process ended with status -9")

@@ -215,7 +215,7 @@ def test_a_folder_of_the_users_is_served(examine, started, tmp_path):
 
 
 def test_a_key_of_another_server_is_not_required(monkeypatch, tmp_path):
-    """`vllm serve` refuses requests without the key in VLLM_API_KEY."""
+    """VLLM_API_KEY is not passed on: `vllm serve` would refuse requests without this key."""
     monkeypatch.setenv("VLLM_API_KEY", "of another server")
     variables = {}
 
@@ -285,7 +285,7 @@ def test_the_numbers_of_vllm_bench_serve_are_read(bench):
 
 
 def test_the_tokenizer_of_a_served_folder_is_in_the_folder(monkeypatch, tmp_path):
-    """The server that is started for a folder serves it under a name that is no folder's."""
+    """The tokenizer of `vllm bench serve` is the folder, because the model has another name."""
     calls = []
 
     def execute(command, **options):

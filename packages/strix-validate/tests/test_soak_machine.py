@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Data that a soak reads of the machine: sensors, the kernel's messages, and doctor's findings."""
+"""Data that a soak reads from the machine: sensors, kernel messages, and doctor's findings."""
 
 import os
 import struct

@@ -95,7 +95,7 @@ def test_a_real_hang_ends_with_what_ran_and_leaves_no_process(tmp_path, monkeypa
 
 
 def test_a_wrong_number_is_found_by_the_whole_program(tmp_path, monkeypatch):
-    """The worker reports the number, the recorder reads it, and only that load's check fails."""
+    """The worker reports a wrong product, the recorder reads it, and the product check fails."""
     folder = tmp_path / "records"
 
     add_row = command.SoakRecord.add_row

@@ -35,7 +35,7 @@ def test_right_results_are_right(load):
 
 
 def spoil(load, monkeypatch, change, call=2):
-    """Run a step of a load in which one call's results are changed; return the step."""
+    """Run a step of a load, change the results of one call in it, and return the step."""
     correct_call = load.call
     numbers = itertools.count(1)
 

@@ -69,7 +69,7 @@ SIZE = 512 * 4 + 512 * 288 + 2000 * 420
 
 
 def test_a_gguf_file_is_answered(tmp_path: Path) -> None:
-    """Neither the file nor its folder has a config.json."""
+    """`models` answers about a GGUF file, though its folder has no config.json."""
     file = write(tmp_path / "model-Q4_K_M.gguf")
     status, output = run(file)
     assert status == 0
@@ -163,7 +163,7 @@ def key(name: str, kind: int, value: bytes) -> bytes:
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
 
 
-#: Impossible lengths and damaged headers. Without limits, the arrays would make a reader loop
+#: Impossible lengths and damaged headers. Without limits, some of them would make a reader loop
 #: without end or fill the memory.
 HOSTILE = {
     "an array without end": header(key("a", 9, struct.pack("<IQ", 0, 1 << 62))),
@@ -200,7 +200,6 @@ def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert suggest_installation("gguf") in output
 
 
-#: The keys of Mistral-Small-3.2's params.json that are read.
 def test_a_gguf_file_whose_attention_vllm_refuses(tmp_path: Path) -> None:
     """GLM-5's attention chooses tokens, which vLLM refuses whatever the format of the weights."""
     sizes = {"attention.kv_lora_rank": 512, "rope.dimension_count": 64}
@@ -210,6 +209,7 @@ def test_a_gguf_file_whose_attention_vllm_refuses(tmp_path: Path) -> None:
     assert "cannot import name 'dtypes' from 'aiter'" in output
 
 
+#: The keys of Mistral-Small-3.2's params.json that are read.
 PARAMS = {
     "dim": 5120,
     "n_layers": 40,
@@ -339,7 +339,7 @@ def test_ranks_are_vllms() -> None:
 
 
 def test_modelopts_format_beside_a_config(tmp_path: Path) -> None:
-    """ModelOpt of 2024 wrote hf_quant_config.json beside config.json."""
+    """`models` reads hf_quant_config.json, which ModelOpt of 2024 wrote beside config.json."""
     (tmp_path / "config.json").write_text(json.dumps(FILES["Llama-3.1-8B"]))
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))

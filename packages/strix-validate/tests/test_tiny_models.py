@@ -136,7 +136,7 @@ def test_the_small_llama_scores_a_token_as_it_was_made_with(tmp_path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_are_loadable(name, tmp_path, monkeypatch):
-    # The process that makes the files cannot import fla either.
+    # The program makes the files in a process that cannot import fla.
     monkeypatch.setitem(sys.modules, "fla", None)
     model = MODELS[name]
     if model.plugin:

@@ -195,7 +195,7 @@ def test_what_is_wrong_in_bfloat16_alone_is_caught(case):
 
 
 def test_a_gate_whose_errors_have_one_sign_passes():
-    """With each of these seeds, the errors of a correct kernel's gradient of the gate do."""
+    """With these seeds, all errors of a correct kernel's gradient of the gate have one sign."""
     for seed in ("a", "c", "h", "i"):
         call, expected = make(fla.COMPUTED["gdn"], seed)
         correct = answer(expected(call.dtype))
@@ -267,7 +267,7 @@ def test_no_element_of_sageattentions_inputs_lies_between_two_codes():
 
 
 def test_the_interpreter_knows_what_a_compiled_kernel_knows():
-    """Floats and loop counters have a tensor's methods, and libdevice's functions and masks work.
+    """Floats and loop counters have a tensor's methods. Masks and libdevice's functions work.
 
     Without interpreter.complete, Triton 3.9 refuses a mask that combines a scalar's condition with
     a block's.

@@ -113,7 +113,7 @@ def test_the_worst_of_several_kernels_counts() -> None:
 def test_the_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list has the largest tiles that spill no more than the packaged tile.
 
-    Each other tile has a reason.
+    Each other tile has the reason why it is not on the list.
     """
     costs = {64: COST, 32: COST, 128: replace(COST, scratch=8), 16: COST, 8: COST}
 

@@ -87,7 +87,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that a thread describes.
+    """A machine that a thread describes, or that is made up.
 
     Attributes:
         files: Files that differ from those of the healthy host.

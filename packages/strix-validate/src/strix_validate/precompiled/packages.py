@@ -34,8 +34,8 @@ from strix_validate.triton_packages import fla, liger, sage
 #: Largest number of calls for one child process. With a smaller number there would be more
 #: processes, each of which takes seconds to import torch.
 BATCH = 24
-#: Packages besides flash-attn and vLLM whose kernels are shipped. conch is not one of them, because
-#: it has few kernels, which vLLM compiles when it starts.
+#: Packages besides flash-attn and vLLM whose kernels are shipped. conch's and vllm-gguf-plugin's
+#: kernels are not shipped, because only models with 8-bit or GGUF weights need them.
 SHIPPING = (fla, liger, sage)
 
 
