@@ -165,7 +165,7 @@ def _drop_constant_values(merged: dict) -> dict:
         }
         kernels[name] = kernel | {"flags": {f: v for f, v in flags.items() if set(v) != {"given"}}}
     functions = {
-        name: {argument: v for argument, v in arguments.items() if not set(v) <= REQUIRED}
+        name: {a: v for a, v in arguments.items() if not set(v) <= REQUIRED or "" in v.values()}
         for name, arguments in merged["functions"].items()
     }
     functions = {name: arguments for name, arguments in functions.items() if arguments}

@@ -256,6 +256,12 @@ def test_which_argument_is_a_gap(values, is_gap):
     assert bool(list(list_gaps(record))) is is_gap
 
 
+def test_a_required_argument_that_lacks_a_kind_is_recorded():
+    arguments = {"x": {"a tensor": True, "a number": False}, "y": {"a tensor": True}}
+    merged = merge({"a": {"kernels": {}, "functions": {"f": arguments}}})
+    assert list(list_gaps(merged)) == ["f: x is always a tensor"]
+
+
 def test_a_gap_that_has_no_reason_fails():
     kernel = {"flags": {"NEW": {"True": SEVERAL}}, "compared": {}, "grid": {}, "loops": {}}
     record = {"kernels": {"kernel": kernel}, "functions": {}}
