@@ -101,7 +101,7 @@ KERNEL(scratch) {
 def programs() -> None:
     """Print the speed of each kernel in million wave-instructions per CPU second, best of ten.
 
-    Of the empty kernel, the milliseconds of a launch are printed.
+    For the empty kernel, the milliseconds of a launch are printed.
     """
     command = [
         "clang-22",

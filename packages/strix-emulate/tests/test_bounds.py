@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The emulator quickly refuses small files that would take much memory or time.
 
-Tests count the bytes that are read of a file, and no time, because time depends on the machine.
+Tests count the bytes that are read from a file. They measure no time, because it depends on the
+machine.
 """
 
 import io
@@ -140,7 +141,7 @@ ELF: dict[str, tuple[Callable[[File], None], str]] = {
 
 
 class Counting(io.BytesIO):
-    """A file whose class counts the bytes that are read of all its files."""
+    """A file in memory. `count` is the number of bytes that were read from all such files."""
 
     count = 0
 

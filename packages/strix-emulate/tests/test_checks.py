@@ -305,7 +305,7 @@ IF_ELSE = (
     "else: s_and_not1_saveexec_b32 s9, s9\ns_cbranch_execz endif\nv_mov_b32 v5, 2\n"
     "endif: s_or_b32 exec_lo, exec_lo, s9"
 )
-#: Each wave loads words that the first wave stores. s8 is 0 in the first wave.
+#: Each wave loads words into v2. In IN_PLACE, the first wave, whose s8 is 0, also stores the words.
 COPIES = (
     LOAD
     + """v_readfirstlane_b32 s8, v0
@@ -326,6 +326,8 @@ end: {last}
 s_endpgm
 """
 )
+#: By what depends on the value that a wave of IN_PLACE has loaded: the texts `used` and `last`.
+#: Each use makes the racing load a trap.
 USES = {
     "a store": ("", "global_store_b32 v7, v2, s[6:7] offset:128"),
     "an address": (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""For mutants of the files that it reads, the emulator quickly gives a result or its own error."""
+"""The emulator reads damaged files, and quickly gives a result or an error of its own."""
 
 import io
 import json

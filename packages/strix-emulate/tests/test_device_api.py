@@ -192,7 +192,7 @@ def test_the_server_ends_with_its_client(folder: Path) -> None:
     mark = f"client-{os.getpid()}"
     client = _begin(folder, mark, "long", folder / "forever.hsaco")
     (server,) = _find_servers(mark)
-    # Only the files of these two processes count, because other processes have files there, too.
+    # Only the files of these two processes count. Other processes have files in /dev/shm, too.
     shared = {file for process in (client.pid, server) for file in _list_shared_files(process)}
     client.kill()
     client.communicate()

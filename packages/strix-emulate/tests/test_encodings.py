@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare operands and modifiers from the bytes with LLVM's text of the same bytes.
+"""Compare the operands and modifiers that the emulator reads from bytes with LLVM's text of them.
 
 The test covers every opcode of every encoding that the emulator executes, with random bits in all
 other fields. NAMED lists the expected differences and their causes.

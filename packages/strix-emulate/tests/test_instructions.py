@@ -133,7 +133,7 @@ def test_denormals_follow_the_descriptor():
 
 
 def test_mixed_operations_flush_as_others_do():
-    """This includes the sources and results of float32 of an fma with float16 sources."""
+    """V_FMA_MIX, whose sources may be float16, flushes float32 sources and results."""
     tiny = f32(1e-40)
     text = "v_fma_mix_f32 v2, v1, 1.0, v3\nv_fma_mix_f32 v4, v5, v5, v3"
     numbers = {"v1": tiny, "v3": f32(0), "v5": f32(1e-20)}
@@ -472,7 +472,7 @@ def test_negated_sources():
 
 
 def test_the_null_register_is_zero_as_a_pair_and_as_a_mask():
-    """The second register of a pair would be M0."""
+    """Read as a usual pair, NULL would have M0 as its second register."""
     text = "s_mov_b64 s[0:1], null\nv_cndmask_b32_e64 v2, v0, v1, null\nv_add_f16 v3.l, null, null"
     g = run(text, scalars={decode.M0: 7}, v0=LANE, v1=LANE + 100, v3=LANE)
     assert g.S[:2, 0, 0].tolist() == [0, 0]

@@ -11,9 +11,8 @@ from strix_emulate import Buffer, Options, launch, statistics
 from strix_emulate.errors import Trap
 from strix_emulate.run import parallel
 
-#: s[4:5] is the array. v1 is 4 times the workgroup's number, and v2 is 4 times
-#: the number of its pair.
-#: Workgroup 0 is alone in pair 0. Workgroups 1 and 2 are pair 1, and so on.
+#: s[4:5] is the array. v1 is 4 times the workgroup's number, and v2 is 4 times the number of its
+#: pair. Workgroup 0 is alone in pair 0. Workgroups 1 and 2 are pair 1, and so on.
 START = """
 s_load_b64 s[4:5], s[0:1], 0x0
 s_lshl_b32 s6, s2, 2

@@ -89,7 +89,7 @@ def test_waves_that_wait_for_later_workgroups_are_told_so(kernels) -> None:
 
 
 def test_what_others_may_write_is_waited_for(kernels, monkeypatch) -> None:
-    """Waves wait for memory that others may write until the launch's budget is spent."""
+    """If more than the kernel's waves may change memory, waves wait until the budget is spent."""
     monkeypatch.setattr(
         Arena, "peers", property(lambda _: True, lambda _a, _b: None), raising=False
     )
@@ -132,7 +132,7 @@ def test_a_lock_of_many_workgroups_costs_each_the_same(monkeypatch) -> None:
 
 
 def test_stores_that_are_not_awaited_cost_each_barrier_the_same(monkeypatch) -> None:
-    """At most as many stores are outstanding as a counter can count."""
+    """A wave has at most 63 outstanding stores, because its counter counts no further."""
     calls = []
     postpone = Memory.postpone
 

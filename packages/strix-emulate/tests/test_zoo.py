@@ -459,7 +459,7 @@ def test_histogram(bins):
 
 
 def test_what_the_machine_refuses():
-    """Code of Triton 3.7.1 may be correct on hardware, but is a trap here (docs/emulator.md)."""
+    """This code of Triton 3.7.1 may be right on hardware, but traps here (see docs/emulator.md)."""
     with pytest.raises(Trap, match="wmma: EXEC is not all ones"):
         test_grouped_gemm_with_pointers_in_tensors((3,))
 
