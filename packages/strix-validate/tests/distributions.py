@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Machines of many distributions: some with a Linux kernel that is too old, some without a fault.
 
-On the first group except Pop!_OS, the distribution's own updates bring no newer kernel.
+Except on Pop!_OS, the distribution's updates do not replace the old kernel.
 """
 
 from hosts import UBUNTU, released

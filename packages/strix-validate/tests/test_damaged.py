@@ -262,7 +262,7 @@ def test_answers_about_models(name: str, valid: dict, tmp_path: Path, damage) ->
 
 
 def test_weights(tmp_path: Path, damage) -> None:
-    """`models` refuses damaged or too long headers of safetensors files, and pipes."""
+    """`models` answers or refuses if headers are damaged or too long, or if files are pipes."""
     (tmp_path / "model_index.json").write_text(json.dumps(PIPELINE))
     (tmp_path / "vae").mkdir()
     file = tmp_path / "vae" / "a.safetensors"

@@ -140,7 +140,7 @@ QUICK_HAS = {
 
 @pytest.mark.parametrize("part", QUICK_HAS, ids="-".join)
 def test_quick_computes_what_models_have(part):
-    """Quick checks have the values in QUICK_HAS. They may also leave out or have top_k = 1."""
+    """Quick checks have exactly the values in QUICK_HAS, apart from top_k = 1."""
     family, argument = part
     quick, all_cases = keywords(model_cases.GENERATED[family])
     values = {x[argument] for x in quick if argument in x}

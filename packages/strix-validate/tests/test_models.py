@@ -5,7 +5,7 @@ Some tests pass bad input to the command.
 
 To compare with vLLM's code, set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches,
 in an environment that has vLLM's requirements. The last result is in
-docs/evidence/2026-11-23-models.md.
+docs/evidence/2026-11-28-models.md.
 """
 
 import json
