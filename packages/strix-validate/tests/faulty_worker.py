@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The worker of a soak with a fault in torch: `faulty_worker.py FAULT OPTIONS`.
+"""A soak's worker, with a fault in torch: `faulty_worker.py FAULT OPTIONS`.
 
 The fault comes in the fourth step of the load `product`: "wrong" computes a wrong number, "hang"
 writes the file $HANGS and never returns, "crash" ends the process, and "error" raises an exception.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Kernels for tests of Triton's interpreter, in a module that its child process can import."""
+"""Kernels for tests of Triton's interpreter, in a module that a child process can import."""
 
 from dataclasses import dataclass
 

@@ -50,7 +50,7 @@ def test_what_is_timed_has_the_shape_of_a_server():
         "bench/vllm/decode-causal",
         "bench/vllm/gqa-full",
         "bench/published/gqa-causal",
-        # For full attention, the published table has no backward pass and not its smallest size.
+        # For full attention, the published table lacks the backward pass and the smallest size.
         "bench/published/tiny-full",
     }
     assert bench.count_operations("decode", False, "forward") == 4 * 16 * 32 * 128 * 4096
@@ -175,7 +175,7 @@ def test_a_cpp_kernel_is_told_without_its_arguments():
 
 
 def test_operations_and_bytes_of_experts(monkeypatch):
-    """Sixteen tokens with eight experts each use all 128 experts, whose weights are read once."""
+    """Sixteen tokens, eight experts for each, use all 128 experts. All weights are read once."""
     calls = []
 
     def time_in_child(call, _):

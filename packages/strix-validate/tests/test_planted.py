@@ -475,7 +475,7 @@ def cases(size: Size) -> list[flash_cases.FlashCase]:
 def results(kernel: tiled.Kernel, size: Size, only: str = "") -> Iterator[Result]:
     """Yield the results of all checks of a size with a kernel, except `compiled` and `finite`.
 
-    Only checks are run whose names begin with `only`.
+    Only checks whose names begin with `only` are run.
     """
     Attention.last = None
     for problem in problems(size):

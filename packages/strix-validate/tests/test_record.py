@@ -159,7 +159,7 @@ def test_a_skip_that_is_not_expected_fails():
 
 
 def test_without_vllm_its_experts_are_not_measured(monkeypatch):
-    """A machine without vLLM passes the tier bench."""
+    """On a machine without vLLM, a check of experts is skipped and does not fail."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda module: None if module == "vllm" else find_spec(module)
