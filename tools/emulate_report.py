@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Run the program of a report on the emulated device.
+"""Run the program of a report (patches/*/*.report.md) on the emulated device.
 
     strix-emulate device -- python tools/emulate_report.py PROGRAM [ARGUMENT...]
 

@@ -246,7 +246,7 @@ class Night:
             self.partial.replace(self.archive)
             self.keep_room()
         except OSError as error:
-            show(f"night: cannot write {self.archive}: {error.strerror}. Make room for it\n")
+            show(f"night: cannot write {self.archive}: {error.strerror}. Fix that\n")
 
     def list_files(self) -> dict[str, Path]:
         """Return the paths of the files to pack by their names in the archive. Not all exist."""

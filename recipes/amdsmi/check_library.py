@@ -26,4 +26,4 @@ else:
         print(f"AMD SMI lists {len(gpus)} GPUs")
         amdsmi_shut_down()
     except AmdSmiException as error:
-        sys.exit(f"AMD SMI cannot be initialized: {error}")
+        sys.exit(f"AMD SMI does not list the GPUs: {error}")

@@ -247,7 +247,7 @@ class LastKernel:
 
 
 def mlir_of(rule: str) -> list[str]:
-    """Return the parts of a rule that determine the MLIR: not the output file and waves_per_eu.
+    """Return the parts of a rule that determine the MLIR. waves_per_eu is not one of them.
 
     Rules with equal results have the same MLIR.
     """

@@ -8,7 +8,8 @@ if [[ $AOTRITON_KERNELS == upstream ]]; then
     exit
 fi
 read -ra images <<< "$AOTRITON_IMAGES"
-# This cache is outside the build folder. After a killed build, the next build uses the finished kernels.
+# The driver sets FORGE_CACHE to a folder outside the build folder. So after a killed build, the next build uses the
+# finished kernels.
 export TRITON_CACHE_DIR=${FORGE_CACHE:-$SRC_DIR}/aotriton-kernels
 # LLVM and MLIR allocate so often that jemalloc saves a quarter of the CPU time.
 LD_PRELOAD=$BUILD_PREFIX/lib/libjemalloc.so.2 \

@@ -95,7 +95,7 @@ def main() -> None:
             if not error <= BOUND:
                 raise SystemExit(f"{name}, causal {causal}: off by {error:.1e}, bound {BOUND}")
             worst = max(worst, error)
-    print(f"8 code objects executed under emulation, largest error {worst:.1e} (bound {BOUND})")
+    print(f"8 launches under emulation, largest error {worst:.1e} (bound {BOUND})")
 
 
 if __name__ == "__main__":

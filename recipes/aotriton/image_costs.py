@@ -10,8 +10,8 @@ of the tile's constants, followed by Triton's options waves_per_eu, num_warps an
 
 The action `check` measures only images whose problem is in LIST, because measuring a kernel takes a
 tenth of a CPU second, and there are up to 19,148 kernels. The exit status is 1 if a kernel costs
-more than LIST states. Without a disassembler, the numbers of matrix instructions are not compared,
-and the reason is printed.
+more than LIST states, or is missing. Without a disassembler, the numbers of matrix instructions are
+not compared, and the reason is printed.
 """
 
 import sys
@@ -71,7 +71,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
 
 
 def select(folder: Path, listed: Iterable[kernel_costs.Kernel]) -> list[Path]:
-    """Return the images for whose problem the list has kernels."""
+    """Return the images whose kernel and problem are in the list."""
     problems = {(kernel.name.split()[0], kernel.problem) for kernel in listed}
     images = []
     for image in sorted(folder.rglob("*.aks2")):
@@ -98,7 +98,7 @@ def write(file: Path, folder: Path) -> None:
 
 
 def check(file: Path, folder: Path) -> int:
-    """Print each kernel that costs more than listed, and return their number."""
+    """Print each kernel that costs more than listed or is missing, and return their number."""
     listed = kernel_costs.read_list(file)
     images = select(folder, listed)
     disassemble = True

@@ -1,9 +1,9 @@
 # Set the options for the value of the variant aotriton_kernels, the name of a set of kernels. The set `upstream` has
 # the same kernels as the set `full`, as compiled by AMD. The builds of the images and of the library both use these
 # options. Otherwise the images could lack a kernel that the library launches, or have a kernel that it never launches.
-# A head dimension between two listed head dimensions uses the next larger kernel, with padding. The sets `core` and
-# `sample` refuse fp32, and head dimensions above the largest listed one. The set `sample` has no padded kernels, so a
-# call that needs a padded kernel fails at the launch.
+# A head dimension between two listed head dimensions uses the next larger kernel, with padding. Head dimensions above
+# the largest listed one are refused. The sets `core` and `sample` also refuse fp32. The set `sample` has no padded
+# kernels, so a call that needs a padded kernel fails at the launch.
 export AOTRITON_IMAGES=
 case $AOTRITON_KERNELS in
     core)

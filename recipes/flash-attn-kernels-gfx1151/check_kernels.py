@@ -23,7 +23,7 @@ for key, kernel in kernels.items():
         listed.add(digest)
         content = (folder / key / name).read_bytes()
         require(hashlib.sha256(content).hexdigest() == digest, f"{key}/{name} is damaged")
-        require(b"/site-packages/" not in content, f"{key}/{name} names a folder")
+        require(b"/site-packages/" not in content, f"{key}/{name} has a path in site-packages")
         if name.endswith(".hsaco"):
             fault = elf.fault(content)
             require(not fault, f"{key}/{name} {fault}")

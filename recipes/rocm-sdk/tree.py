@@ -71,7 +71,8 @@ LEFTOVER = re.compile(
 COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
 # In the CMake file of a target, the list of the files that it requires.
 TARGET_FILES = re.compile(r"list\(APPEND _cmake_import_check_files_for_\S+ ([^)]*)\)")
-TEXT = 1 << 20  # maximum bytes of a text that is searched; larger files are generated data
+# Maximum bytes of a searched text, except for CONFIG_FILES. Larger texts are generated data.
+TEXT = 1 << 20
 SYSDEPS = "lib/rocm_sysdeps/lib"
 # The paths at which AMD's libraries look for the C++ runtime. They become links to conda's runtime.
 RUNTIME_LINKS = [
@@ -127,15 +128,13 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     ("devel", ("share/*",)),
 ]
 PARTS = ("core", "libraries", "devel")
-# Links `lib/x.so` that are opened at run time, so they do not belong to devel. They are opened by
-# HIP, by the Python module amdsmi and torch's c10d, by MIOpen, by HSA (ROCm/TheRock#7085), and by
-# rocprofiler-register.
+# Links `lib/x.so` that are opened at run time, so they do not belong to devel.
 OPENED = (
-    "lib/libamdhip64",
-    "lib/libamd_smi",
-    "lib/libMIOpen",
-    "lib/libhsa-amd-aqlprofile64",
-    "lib/librocprofiler-sdk.so",
+    "lib/libamdhip64",  # opened by HIP
+    "lib/libamd_smi",  # by the Python module amdsmi, and by torch's c10d
+    "lib/libMIOpen",  # by MIOpen
+    "lib/libhsa-amd-aqlprofile64",  # by HSA (ROCm/TheRock#7085)
+    "lib/librocprofiler-sdk.so",  # this and the next one by rocprofiler-register
     "lib/librocprofiler-sdk-attach",
 )
 # Bundled libraries that no file names in DT_NEEDED, because they are opened at run time: VA-API's
@@ -517,7 +516,7 @@ def stage(prefix: Path, commit: str) -> list[str]:
         Lines about removed and changed files, and warnings.
 
     Raises:
-        Refused: The distribution has faults. The message has all of them.
+        Refused: The distribution has faults. The message has up to MAX_FAULTS from each check.
     """
     tree = prefix / ROOT
     run_checks([partial(check_manifest, tree, commit), partial(check_names, tree)])

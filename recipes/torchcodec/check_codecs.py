@@ -25,7 +25,8 @@ torch.testing.assert_close(samples.data, wave, rtol=0, atol=2 * STEP)
 torchaudio.save("torchaudio.wav", wave, RATE)
 loaded, rate = torchaudio.load("torchaudio.wav")
 size = Path("torchaudio.wav").stat().st_size
-require(rate == RATE and size > RATE, f"torchaudio.load: {rate}")
+require(size > RATE, f"torchaudio.save wrote only {size} bytes")
+require(rate == RATE, f"torchaudio.load returned {rate} samples per second, not {RATE}")
 torch.testing.assert_close(loaded, wave, rtol=0, atol=2 * STEP)
 print("audio: FLAC by torchcodec and WAV by torchaudio are read as they were written")
 
@@ -35,5 +36,5 @@ first = frames[0]
 last = frames[9]
 shape = tuple(first.shape)
 require(shape == (3, 48, 64), f"a frame of {shape}, not (3, 48, 64)")
-require(not torch.equal(first, last), "the last frame is the first")
+require(not torch.equal(first, last), "the first and the last frame are equal")
 print("video: ten frames")

@@ -62,7 +62,7 @@ def _convert(requirement: str) -> str:
 
 
 def insert_run_requirements(recipe: str, root: Path) -> str:
-    """Return a recipe.yaml with the lines that follow each comment of RUN_BLOCK, generated anew.
+    """Return a recipe.yaml in which the requirements of each RUN_BLOCK are replaced.
 
     Args:
         recipe: The text of the recipe.

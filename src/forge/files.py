@@ -118,7 +118,7 @@ def open_whole(target: Path) -> Iterator[BinaryIO]:
     """Open a temporary file to write. When the block ends, it is synced and replaces `target`.
 
     Raises:
-        Failed: The disk is full, or permission is denied. `target` is unchanged.
+        Failed: The file cannot be written, for example on a full disk. `target` is unchanged.
     """
     partial = target.with_name(f".partial-{target.name}")
     try:

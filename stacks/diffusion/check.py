@@ -138,8 +138,8 @@ def compare_all(device: str) -> Iterator[tuple[str, float, float]]:
         exact = make().eval().double()
         if name.endswith("tiles"):
             exact.enable_tiling()
-        # diffusers also uses the backend that was set last for every model without its own. That
-        # would be flash-attn, which does not support the CPU.
+        # Without a backend of its own, a model uses the backend that was last set for any model.
+        # That would be flash-attn, which does not support the CPU.
         exact.set_attention_backend("native")
         reference = compute(exact, run, "cpu", torch.float64)
         for dtype, bound in BOUNDS.items():

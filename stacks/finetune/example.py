@@ -129,7 +129,7 @@ def main() -> int:
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     for step, loss in enumerate(losses, 1):
         if not math.isfinite(loss):
-            sys.exit(f"the loss is not a number from step {step} on")
+            sys.exit(f"the loss of step {step} is not a finite number")
     trainer.save_model()
     print(f"{options.output}: the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")
     return 0

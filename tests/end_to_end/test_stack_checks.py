@@ -137,7 +137,7 @@ def test_finetune(built: Path, tmp_path: Path) -> None:
         "no model": "holds no model: no config.json is in it",
         "no data": "none.jsonl is not a file",
         "no bitsandbytes": "--four-bit needs bitsandbytes, which is not installed",
-        "no number": "the loss is not a number from step",
+        "no number": "is not a finite number",
         "empty": "is empty: it needs a JSON object per line",
         "no JSON": "line 2: not a JSON object with text",
         "no object": "line 1: not a JSON object with completion and prompt, or messages, or text",

@@ -80,7 +80,7 @@ def test_a_source_stays_in_its_work_folder(target: str, tmp_path: Path) -> None:
     (mini.root / "local").mkdir()
     mini.recipe("alpha", source=f'[{{path: ../../local, target_directory: "{target}"}}]')
     project = Project.at(mini.root)
-    with pytest.raises(ForgeError, match="leads out of the source"):
+    with pytest.raises(ForgeError, match="is not a plain path inside the source"):
         RecipeSet(project, bases.load(project, "conda-forge"))
 
 

@@ -232,7 +232,7 @@ def test_a_repository_that_is_elsewhere(
 
 def test_a_repository_whose_path_git_cannot_read(hostile: Hostile) -> None:
     repository = hostile.repository.rename(hostile.folder / "a\nb")
-    with pytest.raises(NotAttempted, match="control characters"):
+    with pytest.raises(NotAttempted, match="has a character that cannot be printed"):
         git.fetch(repository.as_uri(), hostile.commit, hostile.folder / "got")
 
 
@@ -348,7 +348,7 @@ def test_a_damaged_object_in_the_cache(hostile: Hostile) -> None:
     text.chmod(0o644)
     text.write_bytes(other.read_bytes())
     assert hostile.cache.state(hostile.source) == "changed"
-    with pytest.raises(ForgeError, match="was changed since it was fetched"):
+    with pytest.raises(ForgeError, match="was changed or removed since it was fetched"):
         hostile.cache.prefill(hostile.source, hostile.folder / "again")
 
 

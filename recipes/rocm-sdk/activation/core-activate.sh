@@ -1,5 +1,5 @@
 # Set three variables, unless the user has set them. docs/rocm.md explains the variables. A value that the activation of
-# another environment has set, which may have another version of ROCm, is not the user's.
+# another environment has set is replaced, because that environment may have another version of ROCm.
 _rocm_sdk_default() {
     if eval "[ -z \"\${$1:-}\" ] || [ \"\$$1\" = \"\${_ROCM_SDK_OURS_$1:-}\" ]"; then
         export "$1=$2" "_ROCM_SDK_OURS_$1=$2"

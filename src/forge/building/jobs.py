@@ -66,7 +66,8 @@ def run_job(
         log: The log file. A build starts a new log; a test appends to it.
 
     Raises:
-        Failed: The job failed. The message has the path and the last lines of the log.
+        Failed: The job failed, its script made a named pipe, or the log cannot be written. If the
+            job failed, the message has the path and the last lines of the log.
         KeyboardInterrupt: `stop` was set.
     """
     action = job["action"]

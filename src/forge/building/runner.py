@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Carry out a plan: fetch sources, build and test two recipes at a time, and fill the channel.
+"""Carry out a plan: fetch sources, build and test up to two recipes at once, fill the channel.
 
 A package is built in `build/staging/NAME`. When it is complete and its tests have passed, it is
 copied to a partial file in the channel, and renamed. A run can therefore be interrupted or killed
@@ -74,7 +74,7 @@ class Run:
         recipes: All recipes.
         results: The result of each recipe by name, in the order of the builds.
         keep_going: Continue after a failure.
-        fetched: The results of those recipes to build whose sources have been fetched.
+        fetched: The results of the recipes that are built. Their sources have been fetched.
         costs: The cost of each recipe by name. A recipe that states no cost has no entry.
         start: The time.monotonic() at which the builds began.
         numbers: Counts the builds that have begun.
@@ -161,7 +161,7 @@ class Builder:
         keep_going: bool,
         unsolvable: Mapping[str, str],
     ) -> list[Result]:
-        """Fetch the sources of all steps to build, then build them in order, two at a time.
+        """Fetch the sources of all steps to build, then build them in order, up to two at once.
 
         A recipe is not attempted if a package that it needs was not built.
 
@@ -227,10 +227,10 @@ class Builder:
         name: str,
         earlier: Mapping[str, Future[None]],
     ) -> None:
-        """Build a recipe once certain earlier builds have ended.
+        """Build a recipe once the earlier builds that it has to wait for have ended.
 
-        These are the builds of the packages that the recipe needs, and the builds for which memory
-        and disk do not suffice at the same time as for this one.
+        It waits for the builds of packages that it needs, and for builds that would not fit into
+        memory or onto the disk together with it.
         """
         needs = run.recipes.direct_needs(name)
         awaited = []
@@ -402,8 +402,8 @@ class Builder:
 def _temporary_files_in(folder: Path) -> Iterator[None]:
     """Make rattler-build unpack packages in a folder, by setting TMPDIR.
 
-    rattler-build unpacks each package to count its tests. A usual /tmp does not have the gigabytes
-    that this needs. Enter the block before other threads are started.
+    rattler-build unpacks each package to count its tests. This needs gigabytes, and /tmp is often
+    smaller. Enter the block before other threads are started.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("TMPDIR")

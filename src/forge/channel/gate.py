@@ -19,6 +19,7 @@ LICENSES = "licenses/"
 # `publish --untested` requires this word in the channel's name: no GPU has run its packages.
 UNTESTED = "untested"
 GPL_LIBRARIES = re.compile(r"(^|/)lib(cholmod|fftw3|readline)[^/]*\.so")
+REBUILD = "build its recipe again with ./forge rebuild"
 SHA256SUM_LINE = re.compile(r"([0-9a-f]{64}) [ *]\S.*")
 
 
@@ -46,8 +47,8 @@ def select_packages(
 
     Raises:
         ForgeError: The local channel is empty.
-        Refused: A package breaks a rule. The message has every reason. Only if there is none, it is
-            checked whether packages conflict, and the message has the first conflict.
+        Refused: Packages break rules, and the message has every reason. Or, if no package breaks a
+            rule by itself, two packages conflict, and the message has the first conflict.
     """
     records = channel.records()
     if not records:
@@ -105,14 +106,14 @@ def require_untested_name(folder: Path) -> None:
 
 
 def _build_faults(channel: LocalChannel, record: Record) -> Iterator[str]:
-    """Yield why a package's index record or the note about its build forbids to publish it."""
+    """Yield why a package's index record or the note about its build forbids publishing it."""
     path = channel.path(record)
     if not path.is_file() or sha256_file(path) != record.sha256:
-        yield "is missing or differs from its record in the index; ./forge rebuild its recipe"
+        yield f"is missing or differs from its record in the index; {REBUILD}"
         return
     tests = channel.read_test_count(record)
     if tests is None:
-        yield "has no note of passed tests for these bytes; ./forge rebuild its recipe"
+        yield f"has no note of passed tests for these bytes; {REBUILD}"
     elif tests == 0:
         yield "has no tests; add some to its recipe"
 
@@ -157,7 +158,7 @@ def _package_faults(path: Path, places: list[Places]) -> Iterator[str]:
 
 
 def _license_faults(package: Package) -> Iterator[str]:
-    """Yield why a package's licence does not allow to publish it, or does not match its content."""
+    """Yield why a package's licence does not allow publishing it or does not match its content."""
     expression = str(package.index.get("license") or "")
     if not _is_public(expression):
         stated = expression or "nothing"

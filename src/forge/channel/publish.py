@@ -88,10 +88,13 @@ class PublishedChannel:
 
     The methods that change the channel raise:
 
-    - ForgeError if the folder is not a channel, or if another command is publishing to it
-    - Refused if a package breaks a rule of `gate`, if the folder has a link, a pipe, a device or a
-      foreign page, or if a withdrawn package would replace a different file
-    - Failed if the folder cannot be written, or if a published file is missing or has changed
+    - ForgeError if the folder is not a channel, if its list of withdrawn packages or its table of
+      names is damaged, if another command is publishing to it, or if the packages to publish or
+      the builds to withdraw do not exist
+    - Refused if a package breaks a rule of `gate`, if the folder has a link, a pipe, a device or an
+      index.html that tools/channel_page.py did not write, or if a withdrawn package would replace a
+      different file
+    - Failed if the folder cannot be read or written, or if a published file is missing or changed
 
     Attributes:
         folder: The folder.
@@ -196,8 +199,8 @@ class PublishedChannel:
             with hold(self.folder, "publishing to"), scratch(self.folder) as staging:
                 yield Path(staging)
         except OSError as error:
-            reason = f"cannot write {error.filename or self.folder}: {error.strerror}"
-            advice = "Fix that and publish again; clients still see what was published before"
+            reason = f"cannot read or write {error.filename or self.folder}: {error.strerror}"
+            advice = "Fix that and run the same command again; clients can still use the channel"
             raise Failed(f"{reason}. {advice}") from None
         finally:
             os.umask(umask)

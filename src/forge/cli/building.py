@@ -59,7 +59,7 @@ Yes = Annotated[
 ]
 Strict = Annotated[
     bool,
-    Option("--strict", help="Exit 3 if something was not attempted."),
+    Option("--strict", help="Exit 3 if a package is skipped or not attempted."),
 ]
 Dependents = Annotated[
     bool,
@@ -106,8 +106,9 @@ def run_build(ctx: Context, request: Request) -> None:
     recipes that depend on it, except with `even_so`.
 
     Raises:
-        NotAttempted: Nothing was fetched or built, because none of the recipes can be built, the
-            machine is too small, or the user answered no.
+        NotAttempted: Nothing was fetched or built, because none of the recipes can be built, a
+            named recipe needs another one that is not built, disk or memory is lacking, or the user
+            answered no.
     """
     ctx = replace(ctx, keep_going=request.keep_going)
     requested = ctx.select(request.packages)
@@ -372,7 +373,10 @@ def rebuild(
 
 @app.command(cls=ForgeCommand)
 def test_packages(context: typer.Context, packages: OptionalPackages = None) -> None:
-    """Run the tests inside the built packages again, with the packages of the channel."""
+    """Run the tests inside the built packages again.
+
+    The packages that they need are installed from the channel and the base.
+    """
     ctx: Context = context.obj
     requested = ctx.select(packages)
     with ctx.project.lock():

@@ -29,7 +29,7 @@ from forge.recipes.plan import RecipeSet
 
 # A low zstd level, for fast local builds. Releases use a high level.
 LOCAL_FORMAT = "conda:3"
-# The levels of zstd: -7 to 22.
+# The levels of zstd: -7 to 22, except 0.
 PACKAGE_FORMAT = re.compile(r"conda:(-?[1-7]|[89]|1\d|2[0-2])")
 
 _console = functools.partial(
@@ -182,7 +182,7 @@ class Context:
         """
         if not PACKAGE_FORMAT.fullmatch(package_format):
             reason = f"--package-format {package_format!r} is not conda:LEVEL"
-            raise ForgeError(f"{reason} with a level from -7 to 22")
+            raise ForgeError(f"{reason} with a level from -7 to 22, except 0")
         builder = Builder(
             self.project,
             self.base,

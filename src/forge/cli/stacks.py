@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands for stacks: lock, install and run.
 
-They work on a copy of the stack in build/stacks. The manifest of the copy names the channels in
-use. If pixi is on PATH, the commands run pixi on that copy. Without pixi, or with FORGE_NO_PIXI=1,
-the driver itself locks and installs, as far as builds and CI need it.
+They copy the stack to build/stacks, and work on the copy. The manifest of the copy names the
+channels in use. If pixi is on PATH, the commands run pixi on the copy. Without pixi, or with
+FORGE_NO_PIXI=1, the driver itself locks and installs, as far as builds and CI need it.
 """
 
 import os
@@ -81,7 +81,7 @@ class Stack:
         self.copy = Workspace(name, ctx.project.build / "stacks" / name, err.print)
 
     def write(self, channel: str | None) -> None:
-        """Write the copy's manifest, and the programs that the stack's tasks run.
+        """Write the copy's manifest, and the programs and data of the stack's tasks.
 
         On the host base, packages of ours that channel/ lacks are left out, unless `channel` is
         given.
@@ -325,7 +325,7 @@ def run(
 ) -> None:
     """Run a command in an installed environment. If pixi runs it, COMMAND can also be a task."""
     chosen = Stack(context.obj, stack)
-    # With --as-is, pixi would run the command without an environment, with the system's Python.
+    # In an environment that is not installed, `pixi run --as-is` would use the system's Python.
     chosen.copy.require_installed(environment)
     command = chosen.pixi("run", "--as-is", "-e", environment, "--", *words)
     if command:

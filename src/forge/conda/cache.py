@@ -41,8 +41,10 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
         records: The records of the packages.
 
     Raises:
-        Failed: A package cannot be fetched, or differs from its record.
+        NotAttempted: A server does not send a package.
+        Failed: A package is missing, or differs from its record.
         Refused: A package is unsafe.
+        ForgeError: A record contradicts its URL.
     """
     # Remove the leftovers of killed processes, even if no package has to be fetched.
     scratch(cache).cleanup()
@@ -66,7 +68,7 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
 
 
 def offer(archive: Path) -> None:
-    """Put a large package that passed its tests into rattler's cache, if there is room for it.
+    """Put a large package into rattler's cache, if it is safe and there is room for it.
 
     rattler-build fills that cache only during builds. Without this function, it would unpack the
     package again for each test that needs it. For pytorch, these are gigabytes.
@@ -161,5 +163,5 @@ def _require_same(path: Path, record: RepoDataRecord) -> None:
         raise Failed("is locked but missing: lock again")  # the caller adds the URL
     expected = (record.size, (record.sha256 or b"").hex())
     if (path.stat().st_size, sha256_file(path)) != expected:
-        reason = "differs from its lock: it was rebuilt or tampered with"
+        reason = "differs from its lock: it was rebuilt, damaged or tampered with"
         raise Failed(f"{reason}. Lock again only if it was rebuilt")

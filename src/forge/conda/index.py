@@ -59,7 +59,7 @@ def find_fault(file: str, record: dict[str, Any]) -> str:
     if not (has_sha256 and has_size):
         return "its record has no sha256 or no size, so it cannot be checked"
     if not is_plain(str(record.get("python_site_packages_path") or "lib")):
-        return "its record puts Python's packages outside a prefix"
+        return "its record's python_site_packages_path is not a plain path inside a prefix"
     parts = []
     for key in ("name", "version", "build"):
         value = record.get(key)
@@ -107,9 +107,10 @@ def split_url(url: str) -> tuple[str, list[str]]:
     path = [unquote(part) for part in parts.path.split("/")[1:]]
     has_query = parts.query or parts.fragment or "?" in url or "#" in url
     if has_query or not url.isprintable():
-        raise ValueError("has a query, a fragment or a control character in its URL")
+        raise ValueError("has a URL with a query, a fragment or an unprintable character")
     if len(path) < 2 or not all(map(_is_plain_part, path)):
-        raise ValueError("has a path with an empty part, with `.` or `..`, or with a quoted slash")
+        reason = "an empty part, `.`, `..`, a backslash, a quoted slash or an unprintable character"
+        raise ValueError(f"has a path without a folder, or with {reason}")
     return f"{parts.scheme}://{parts.netloc}", path
 
 

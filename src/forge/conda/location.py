@@ -94,7 +94,7 @@ def folder_of(url: str) -> Path | None:
 
 
 def refuse_credentials(channel: str) -> None:
-    """Raise ForgeError if a channel URL has a password, a token or a query.
+    """Raise ForgeError if a channel URL is malformed, or has a user, token, query or fragment.
 
     The message does not repeat a URL that may contain a secret.
     """
@@ -114,9 +114,9 @@ def refuse_credentials(channel: str) -> None:
         has_token = False
     if has_user or has_token or parts.query or parts.fragment:
         raise ForgeError(
-            "the channel URL carries a credential (a password, a token or a query), which "
-            "command lines, logs and locks would expose. Give the plain URL, and store the "
-            "credential with pixi auth login or in the file that RATTLER_AUTH_FILE names"
+            "the channel URL carries a credential (a user name or password, a token, a query or a "
+            "fragment), which command lines, logs and locks would expose. Give the plain URL, and "
+            "store the credential with pixi auth login or in the file that RATTLER_AUTH_FILE names"
         )
     if parts.scheme in ("http", "https") and not HOST.fullmatch(parts.netloc):
         raise ForgeError(f"malformed channel URL: {parts.netloc!a:.80} is not HOST or HOST:PORT")

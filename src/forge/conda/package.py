@@ -376,7 +376,8 @@ def require_confined(packages: Sequence[Places], python: PackageRecord | None = 
             of packages for every Python count.
 
     Raises:
-        Refused: A package could write outside its prefix.
+        Refused: A package could write outside its prefix or over the installer's files, or a
+            console script has the path of a packaged file.
     """
     site_packages = _find_site_packages(python)
     files = []
@@ -408,7 +409,8 @@ def _find_site_packages(python: PackageRecord | None) -> str:
         short = ".".join(version.split(".")[:2])
         site_packages = f"lib/python{short}/site-packages"
     if not is_plain(site_packages):
-        raise Refused(f"python's record puts packages at {site_packages!a:.200}, outside a prefix")
+        reason = "which is not a plain path inside a prefix"
+        raise Refused(f"python's record puts packages at {site_packages!a:.200}, {reason}")
     return site_packages
 
 

@@ -50,9 +50,9 @@ class Recipe:
             is left out, because it does not change a package.
 
     Raises:
-        ForgeError: The recipe does not render, a file that it names is missing, a source would
-            leave its folder, or an output has another form of build string than required or lacks
-            the digest variant.
+        ForgeError: The recipe does not render, a file that it names is missing, a target_directory
+            is not a plain path, or an output has another form of build string than required or
+            lacks the digest variant.
         NoPackage: The variants skip every output.
     """
 
@@ -111,13 +111,12 @@ class Recipe:
             raise ForgeError(f"{self.path}: {name}'s build string {build!r:.200} is not {form}")
 
     def _require_sources(self) -> None:
-        """Raise ForgeError if a source would leave its folder, or if a local file is missing."""
+        """Raise ForgeError if a target_directory is not plain, or if a local file is missing."""
         for source in self.sources:
             target = str(source.get("target_directory") or "here")
             if not is_plain(target):
-                raise ForgeError(
-                    f"{self.path}: target_directory {target!a:.80} leads out of the source"
-                )
+                reason = "is not a plain path inside the source"
+                raise ForgeError(f"{self.path}: target_directory {target!a:.80} {reason}")
         for file in self.local_files():
             # Path.exists would raise an error for a name that is too long.
             if not os.path.exists(file):  # noqa: PTH110 (see above)

@@ -62,12 +62,12 @@ class Source:
     commit: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ForgeError if the digest or the file name would lead out of the cache."""
+        """Raise ForgeError if the digest or the file name cannot be part of a path in the cache."""
         if not DIGEST.fullmatch(self.digest):
             raise ForgeError(f"{self.url}: {self.digest!a:.80} is not a lower-case {self.kind}")
         if not FILE_NAME.fullmatch(self.file_name):
-            where = f"{self.url} ends in {self.file_name!a:.80}"
-            raise ForgeError(f"{where}, which cannot be the name of a file: use another URL")
+            reason = "which the cache does not accept as a file name: use another URL"
+            raise ForgeError(f"{self.url} ends in {self.file_name!a:.80}, {reason}")
 
     @property
     def file_name(self) -> str:
@@ -264,12 +264,13 @@ class SourceCache:
             The folder with the source's files.
 
         Raises:
-            ForgeError: The source has changed in this cache.
+            ForgeError: The source has changed in this cache, or was removed from it.
             Refused: The archive cannot be unpacked safely; see `unpack`.
         """
         path = self.path(source)
         if self.state(source) != "whole":
-            raise ForgeError(f"{path} was changed since it was fetched: run the same command again")
+            reason = "was changed or removed since it was fetched"
+            raise ForgeError(f"{path} {reason}: run the same command again")
         key = cache_key(source.url, source.digest)
         folder.mkdir(parents=True, exist_ok=True)
         entry = {"last_accessed": ENTRY_TIME, "created": ENTRY_TIME}

@@ -126,7 +126,7 @@ def check_out(repository: Path, commit: str, target: Path) -> None:
 def _view(repository: Path, commit: str) -> Iterator[Path]:
     """Make a temporary repository that uses the objects of another one.
 
-    Its only branch points to the commit, and its history ends with the commit.
+    Its only branch points to the commit. git ignores the commit's parents there.
 
     Yields:
         The new repository.
@@ -139,7 +139,7 @@ def _view(repository: Path, commit: str) -> Iterator[Path]:
         view = Path(folder, "view.git").absolute()
         _git(view, "init", "-q", "--bare", str(view))
         (view / "objects/info/alternates").write_text(f"{objects}\n")
-        (view / "shallow").write_text(f"{commit}\n")  # git ignores the commit's parents
+        (view / "shallow").write_text(f"{commit}\n")  # makes git ignore the commit's parents
         kind = _git(view, "cat-file", "-t", commit).strip()
         if kind != "commit":
             raise NotAttempted(f"{commit} is not a commit")
@@ -151,14 +151,15 @@ def _find_objects(repository: Path) -> Path:
     """Return the folder of a repository's objects.
 
     Raises:
-        NotAttempted: There is no such folder, or git cannot read its path.
+        NotAttempted: There is no such folder, or its path has a character that cannot be printed.
     """
     for folder in (repository / "objects", repository / ".git" / "objects"):
         if folder.is_dir():
             objects = folder.resolve()
+            # git reads paths from the file `alternates`, and a line break would end the path.
             if not str(objects).isprintable():
-                reason = "a path with control characters, which git cannot read from `alternates`"
-                raise NotAttempted(f"{str(objects)!a} is {reason}")
+                reason = "has a character that cannot be printed: rename its folder"
+                raise NotAttempted(f"{str(objects)!a} {reason}")
             return objects
     raise NotAttempted(
         f"{repository} has no folder `objects`: name the repository itself, not a worktree of it"

@@ -41,7 +41,7 @@ def find_fault(text: str) -> str:
     for name in HEADER.findall(text):
         path = name.partition("\t")[0].replace("/dev/null", "")
         if UNSAFE.search(path) or len(path) > LONGEST:
-            return f"it names {name!r:.200}, which may be outside of the source"
+            return f"it names {name!r:.200}, which is not a plain path inside the source"
     if LINK.search(text):
         return "it makes or changes a link"
     return ""
