@@ -278,8 +278,8 @@ def read_needed(path: Path) -> set[str]:
 def prune(tree: Path) -> list[str]:
     """Remove files that the rules drop, and then bundled libraries that no other file loads.
 
-    Only the debugger and the tests, which are dropped, need these libraries, such as gmp, mpfr and
-    ncurses. If nothing needs CHOLMOD, its licence also requires that it is removed.
+    Such libraries, for example gmp, mpfr and ncurses, are needed only by the debugger and the
+    tests, which are dropped. CHOLMOD is removed if nothing needs it, because it is under the GPL.
 
     Returns:
         The names of the removed files.
@@ -306,7 +306,7 @@ def prune(tree: Path) -> list[str]:
 
 
 def find_unloaded(files: dict[str, Path]) -> dict[str, Path]:
-    """Return the bundled libraries that no other file loads, directly or through libraries.
+    """Return the bundled libraries that no other file loads, directly or through other libraries.
 
     Args:
         files: The paths of all files and links by name.
@@ -375,7 +375,10 @@ def fix_paths(tree: Path) -> list[str]:
 
 
 def check_paths(tree: Path) -> list[str]:
-    """Find paths of AMD's build machine that fix_paths did not change. Documentation is ignored.
+    """Find paths of AMD's build machine that fix_paths did not change.
+
+    Documentation, binary files and files larger than TEXT are ignored, unless they are CMake or
+    pkg-config files.
 
     Returns:
         A warning for each text file with such a path, except for CMake and pkg-config files. It is

@@ -6,8 +6,9 @@
 PyPI's torch is built for CUDA. The dynamic loader loads torch's libraries only together with the
 CUDA libraries in NVIDIA's wheels (1.85 GiB), although torch does not use these on a CPU. A stub
 replaces one CUDA library. It has the soname of this library, and defines the symbols, with their
-versions, that torch's ELF files require from this library. All functions of a stub return
-cudaErrorNoDevice, so that torch finds no GPU.
+versions, that torch's ELF files require from this library. The functions of a stub return
+cudaErrorNoDevice, so that torch finds no GPU. Only functions that return a text, such as an error
+message, return one that names the stub.
 """
 
 import re

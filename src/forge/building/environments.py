@@ -148,7 +148,7 @@ class RenderedOutput:
         return requirements
 
     def find_sibling(self, name: str) -> "RenderedOutput":
-        """Return the output with this name and the same Python, or else the first of that name."""
+        """Return the output with this name and the same Python; else the first with this name."""
         named = []
         for rendered in self.siblings:
             output = RenderedOutput(rendered, self.siblings)

@@ -396,8 +396,9 @@ def plan(context: typer.Context, as_json: Json = False, strict: Strict = False) 
     """Print the build order, with the reason why each package is built, up to date or skipped.
 
     A package is skipped if the last run could not fetch its sources, if the base lacks a
-    requirement, or if conda-forge cannot satisfy a requirement today. With --json, conda-forge is
-    not checked. The next run tries to build skipped packages again.
+    requirement, if conda-forge cannot satisfy a requirement today, or if it needs a skipped
+    package. With --json, conda-forge is not checked. The next run tries to build skipped packages
+    again.
     """
     ctx: Context = context.obj
     steps = ctx.recipes.plan(ctx.channel)

@@ -308,7 +308,7 @@ def install(
 
 
 class RunCommand(ForgeCommand):
-    """A command whose own options end at `--` or, without `--`, at the first word of COMMAND."""
+    """A command whose own options end at `--` or, without `--`, at the name of the stack."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Separate the command's own arguments from COMMAND."""

@@ -28,9 +28,9 @@ from forge.envs.manifest import Manifest
 from forge.errors import Failed, ForgeError, NotAttempted, one_line
 from forge.files import hold, remove_if_unlocked, sha256_file, write_text
 
-# Each of these files in a prefix marks a complete installation, except for a PIXI_STATE with the
-# content UNFINISHED. The first is written by this module, the others by pixi. Older versions of
-# pixi write only the third.
+# Each of the files MARKS in a prefix marks a complete installation, except for a PIXI_STATE whose
+# content is in UNFINISHED. This module writes INSTALLED_FROM, and pixi writes the other two. Older
+# versions of pixi write only conda-meta/pixi.
 INSTALLED_FROM = "conda-meta/installed-from"
 PIXI_STATE = "conda-meta/.pixi-environment-fingerprint"
 MARKS = [INSTALLED_FROM, PIXI_STATE, "conda-meta/pixi"]

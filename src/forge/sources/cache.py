@@ -114,7 +114,7 @@ class SourceCache:
     def fetch(self, source: Source, progress: Progress) -> Path:
         """Fetch a source unless the cache has it, and return its path.
 
-        A partial download of a file is continued; that of a git commit begins again.
+        A partial download of a file is continued. A partial fetch of a git commit begins again.
 
         Raises:
             NotAttempted: No server sends the source.
