@@ -33,7 +33,7 @@ def patience() -> int:
     """
     text = os.environ.get(TIMEOUT_VARIABLE) or "60"
     if not text.isdecimal() or len(text) > 9 or not int(text):
-        raise ForgeError(f"{TIMEOUT_VARIABLE}={text:.40} is not a number of seconds")
+        raise ForgeError(f"{TIMEOUT_VARIABLE}={text:.40} is not a positive whole number of seconds")
     return int(text)
 
 

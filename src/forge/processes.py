@@ -168,7 +168,7 @@ def max_jobs() -> int:
     setting = os.environ.get("MAX_JOBS")
     if setting:
         if not setting.isdecimal() or len(setting) > 9 or int(setting) < 1:
-            raise ForgeError(f"MAX_JOBS={setting!r:.40} is not a positive number")
+            raise ForgeError(f"MAX_JOBS={setting!r:.40} is not a positive whole number")
         return int(setting)
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, int(memory_gib() / GIB_PER_JOB)))

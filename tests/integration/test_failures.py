@@ -291,7 +291,7 @@ def test_full_build_folder(project: MiniProject, mount: Mount) -> None:
     done = project.forge("build-all", code=1)
     output = done.stdout + done.stderr
     # On the full disk, either the engine fails first, or the driver, which writes the log.
-    of_driver = f"cannot write {folder / 'logs/alpha.log'}: No space left on device. Make room"
+    of_driver = f"cannot write {folder / 'logs/alpha.log'}: No space left on device. Fix that"
     of_engine = f"(No space left on device: {folder / 'staging/alpha'})"
     assert of_driver in output or of_engine in output
     assert "Traceback" not in output and project.packages() == set()

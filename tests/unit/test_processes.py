@@ -158,7 +158,7 @@ def test_compilers_share_the_memory(
     assert max_jobs() == 5
     for value in ("0", "-1", "two", "1.5", "²", "9" * 5000):
         monkeypatch.setenv("MAX_JOBS", value)
-        with pytest.raises(ForgeError, match="is not a positive number"):
+        with pytest.raises(ForgeError, match="is not a positive whole number"):
             max_jobs()
 
 

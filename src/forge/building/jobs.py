@@ -270,7 +270,8 @@ class LogFollower:
                 with self.log.open("ab") as log:
                     log.write(text)
             except OSError as error:
-                raise Failed(f"cannot write {self.log}: {error.strerror}. Make room") from None
+                reason = f"cannot write {self.log}: {error.strerror}"
+                raise Failed(f"{reason}. Fix that and run the same command again") from None
             for line in text.decode(errors="replace").splitlines():
                 self.show_line(line)
 

@@ -251,7 +251,8 @@ class Downloader:
         except OSError as error:
             # Remove the partial file, because otherwise a full disk would stay full.
             partial.unlink(missing_ok=True)
-            raise Failed(f"cannot write {partial}: {error.strerror}. Make room") from None
+            reason = f"cannot write {partial}: {error.strerror}"
+            raise Failed(f"{reason}. Fix that and run the same command again") from None
 
 
 def _load_certificates(settings: dict[str, str]) -> ssl.SSLContext | bool:
