@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # modules.
 for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "COLUMNS", "PYTHONPATH"):
     os.environ.pop(name, None)
-# The driver sets this too. Otherwise an expected panic of the bindings would print a stack trace.
+# If a user has set this to 1, an expected panic of the bindings would print a stack trace.
 os.environ["RUST_BACKTRACE"] = "0"
 Tally.refusal = ForgeError
 

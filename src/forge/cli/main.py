@@ -107,8 +107,6 @@ def _prepare_environment() -> None:
     """Set the environment variables that the bindings of rattler read."""
     # Unlike Python, rattler fails if TMPDIR names a folder that does not exist.
     os.environ["TMPDIR"] = tempfile.gettempdir()
-    # Without this, a Rust panic would print a backtrace. This module prints one line instead.
-    os.environ.setdefault("RUST_BACKTRACE", "0")
     # rattler panics if TOKIO_WORKER_THREADS is 0.
     os.environ.pop("TOKIO_WORKER_THREADS", None)
 
