@@ -175,7 +175,7 @@ class Unsolvable(Exception):
 
 
 class Preview:
-    """A preview of our packages, and a solver for them together with conda-forge's packages.
+    """Previews our packages, and solves environments of them and of conda-forge's packages.
 
     Attributes:
         folder: A folder for the index of our packages.

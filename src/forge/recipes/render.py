@@ -89,7 +89,7 @@ def render(
 def _captured_output() -> Iterator[IO[bytes]]:
     """Redirect standard output of this process into a file while the block runs; yield the file.
 
-    Standard error is discarded, because a Rust panic would print its stack there.
+    Standard error is discarded, because a Rust panic would print its message there.
     """
     sys.stdout.flush()
     with (
