@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Move torch's libraries, headers and programs from site-packages/torch to the prefix.
+"""Move torch's libraries, headers, program and CMake files from site-packages to the prefix.
 
 usage: lay_out.py SITE_PACKAGES/torch PREFIX SOURCE_TREE
 

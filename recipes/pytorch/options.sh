@@ -22,8 +22,8 @@ switches=(
     USE_ROCM_CK_SDPA=OFF USE_ROCM_CK_GEMM=OFF USE_MSLK=OFF
     # hipSOLVER replaces MAGMA, which torch has deprecated, and which AMD's builds leave out. MAGMA would add only the
     # functions linalg.eig and eigvals, and it computes both on the CPU, as a user can do with `.cpu()`. (ldl_solve
-    # needs cuSOLVER in any case.) MAGMA would add 494 HIP files to the build, and a patch, because its build files do
-    # not support gfx11.
+    # would still be missing, because it needs cuSOLVER.) MAGMA would add 494 HIP files to the build, and a patch,
+    # because its build files do not support gfx11.
     USE_MAGMA=OFF
     USE_KINETO=ON USE_GLOO=ON USE_NCCL=ON USE_SYSTEM_NCCL=ON USE_MPI=OFF
     USE_NUMA=OFF USE_ITT=OFF USE_NUMPY=ON USE_MKLDNN=ON

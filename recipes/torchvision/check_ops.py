@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: torchvision's codecs and operators on the CPU, and operators on gfx1151, if any."""
+"""Package test: torchvision's codecs on the CPU, its operators on the CPU and on gfx1151."""
 
 import io
 
