@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 #: Errors of HIP after which the device executes nothing more, and the outcome of the case: 700 is
-#: the error after a trap other than abort(), and 801 the error of an unsupported call.
-_LASTING = {700: "trapped", 801: "refused"}
+#: the error after a trap other than abort(), 719 the one after abort(), 801 the one of an
+#: unsupported call, and 999 the one of a fault of the emulator.
+_LASTING = {700: "trapped", 719: "error", 801: "refused", 999: "error"}
 #: What Triton's exceptions say of a type that the GPU does not have.
 _REFUSES = "not supported in this architecture"
 #: Matches files whose assertions compare results: tests, and torch's and numpy's helpers for tests.

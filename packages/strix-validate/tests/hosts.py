@@ -257,6 +257,18 @@ FAULTS = {
             "pixi": ("passed", "warning", "__amdgpu_arch=11.0.0", f"export {OVERRIDE_ARCH}"),
         },
     ),
+    "beside-two-discrete": (
+        DISCRETE | {f"{KFD}/10/properties": node(120001, 192, 130), "dev/dri/renderD130": ""},
+        {
+            "gpu": (
+                "passed",
+                "warning",
+                "gfx1100, gfx1201 are visible besides gfx1151",
+                "export ROCR_VISIBLE_DEVICES=1",
+            ),
+            "pixi": ("passed", "warning", "__amdgpu_arch=12.0.1", f"export {OVERRIDE_ARCH}"),
+        },
+    ),
     "beside-discrete-second": (
         {
             f"{KFD}/1/properties": None,

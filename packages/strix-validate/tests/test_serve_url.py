@@ -290,6 +290,12 @@ def test_the_check_with_the_largest_costs_is_named():
     assert "serve/url-sampling needs the most tokens, 2,600: --skip serve/url-sampling" in line
 
 
+@pytest.mark.parametrize(("context", "read"), [(8447, 0), (8448, 84_000), (0, 84_000)])
+def test_a_prompt_that_does_not_fit_costs_nothing(context, read):
+    """The check url-recall-8192 needs 256 tokens more. A context of 0 is unknown."""
+    assert costs.estimate_cost("url-recall-8192", costs.Server(context))[0] == read
+
+
 @pytest.mark.parametrize(
     "name", [n for n in USER_CHECKS if n not in ("url-bench", "url-questions")]
 )

@@ -102,7 +102,7 @@ def gpu(tree: Tree) -> Result:
 def _judge_visibility(tree: Tree, target: Node, measured: dict[str, str]) -> Result:
     """Judge whether variables hide the target GPU, or leave other GPUs visible."""
     names = list(dict.fromkeys(node.name for node in tree.gpus))
-    others = ", ".join(name for name in names if name != target.name)
+    others = [name for name in names if name != target.name]
     index = tree.gpus.index(target)
     visible = list(range(len(tree.gpus)))
     for variable in _list_visibility_variables(tree):
@@ -119,7 +119,11 @@ def _judge_visibility(tree: Tree, target: Node, measured: dict[str, str]) -> Res
             fix = f"export {variable}={number}" if others else f"unset {variable}"
             return error(message, fix, **measured)
     if others and visible != [index]:
-        message = f"{others} is visible besides {TARGET}, but these packages have no kernels for it"
+        verb = "is" if len(others) == 1 else "are"
+        message = (
+            f"{', '.join(others)} {verb} visible besides {TARGET}, but these packages have kernels "
+            f"only for {TARGET}"
+        )
         return warning(message, f"export ROCR_VISIBLE_DEVICES={index}", **measured)
     return fine(**measured)
 

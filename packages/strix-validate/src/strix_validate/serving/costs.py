@@ -73,7 +73,7 @@ def estimate_cost(name: str, server: Server) -> tuple[int, int]:
         return 28 * length, 550
     if name.startswith("url-recall-"):
         length = int(name.removeprefix("url-recall-"))
-        is_too_long = 0 < server.context < length
+        is_too_long = 0 < server.context < length + judges.RECALL_MARGIN
         if is_too_long:
             return 0, 0
     return _COSTS[name]

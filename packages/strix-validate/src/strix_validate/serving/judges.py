@@ -37,6 +37,8 @@ _FAR = 5
 LONG = 640
 #: Lengths, in tokens, of the prompts in which numbers are hidden.
 RECALLED = (8192, 32768)
+#: Tokens that the server's context must have beyond such a prompt, for the questions and answers.
+RECALL_MARGIN = 256
 #: Maximum bits per byte of the known text, and maximum nats per token. Trained models need 0.3 to
 #: 1.3 bits per byte and less than 4 nats per token. A model that guesses needs log2(32,000) / 4.3 =
 #: 3.5 bits and 10 nats; if its tokens are bytes, the model needs 8 bits and 5.5 nats.
@@ -362,8 +364,8 @@ def judge_recall(server: Endpoint, length: int) -> dict:
             number from a short prompt.
     """
     context = server.context()
-    if context and context < length + 256:
-        needed = length + 256
+    needed = length + RECALL_MARGIN
+    if 0 < context < needed:
         raise CannotRun(f"the server's context of {context} tokens is shorter than {needed}")
     tokens_per_letter = len(server.generate(read_known_text(), 1).prompt) / len(read_known_text())
     pages = _make_pages(length, tokens_per_letter)

@@ -424,7 +424,7 @@ def rejection_sampling(randn: Randn, *, requests=200, vocabulary=6) -> tuple[Vll
     # How many drafted tokens the model would choose, for each greedy request.
     matches = torch.arange(3)[:, None]
     is_match = torch.arange(2) < matches
-    drafts = torch.where(is_match, best[:, :2], (best[:, :2] + 1) % 6)
+    drafts = torch.where(is_match, best[:, :2], (best[:, :2] + 1) % vocabulary)
     tensors = {"greedy": greedy, "same": same, "drafts": torch.cat([drafts, agreed])}
 
     def expected(dtype: Precision) -> dict[str, Tensor]:
