@@ -142,9 +142,10 @@ class Symbol(np.ndarray):
     __int__ = __float__ = __index__ = __iter__ = __bool__
 
     def any(self, *_, **__):
-        """Return True, so that code for special elements is translated.
+        """Return True, so that code for special elements is always translated.
 
-        In numpy, a function skips such code if its condition is False for all elements.
+        Our functions guard such code with `if condition.any()`. For a numpy array without special
+        elements, they skip it.
         """
         return True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare convolutions, forward and backward, with float64, in each of MIOpen's find modes."""
+"""Compare convolutions, forward and backward, with float64, in several of MIOpen's find modes."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,9 @@ from strix_validate.checks import PLACEHOLDER, Body, Check, Result, RunOptions, 
 from strix_validate.numerics import comparison, reference
 
 _ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
-#: Environment variables of each of MIOpen's find modes. In "native", torch uses its own kernels.
+#: Environment variables of each mode in which convolutions are checked. In "default", MIOpen's own
+#: settings apply; in "native", torch uses its own kernels. The find modes TRUST_VERIFY and
+#: TRUST_VERIFY_FULL are not checked.
 MODES = {
     "default": {},
     "normal": {"MIOPEN_FIND_MODE": "NORMAL"},
