@@ -165,7 +165,8 @@ def load(
     overrides = {"base_tag": [tag], **overrides}
     folder = project.build / "host-base" if is_host else None
     url = folder.as_uri() if folder else network.mirrored(CONDA_FORGE)
-    refuse_credentials(url)  # rattler-build writes the URL into each package's rendered recipe
+    # rattler-build writes the URL into each package's rendered recipe.
+    refuse_credentials(url)
     return Base(
         name=name,
         channel_url=url,
@@ -203,7 +204,8 @@ def _expand_python(python: str, variants: VariantConfig) -> str:
     """
     if not re.fullmatch(r"\d+\.\d+", python):
         return python
-    any_build = f"{python}.*"  # a spec without ".*" would mean only the release N.M.0
+    # A spec without ".*" would mean only the release N.M.0.
+    any_build = f"{python}.*"
     for value in variants.get("python") or []:
         if value.startswith(any_build):
             return value

@@ -37,8 +37,10 @@ SECRET_TEXT = re.compile(
     r"|-----BEGIN [A-Z ]{,30}PRIVATE KEY-----.*?(?:-----END|\Z)",
     re.I | re.S,
 )
-SHORTEST_SECRET = 4  # characters; shorter values are not masked, because every text has them
-LONGEST_LINE = 600  # characters
+# In characters. Shorter values are not masked, because every text has them.
+SHORTEST_SECRET = 4
+# In characters.
+LONGEST_LINE = 600
 
 
 def redact(error: object) -> str:

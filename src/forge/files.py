@@ -123,8 +123,10 @@ def open_whole(target: Path) -> Iterator[BinaryIO]:
     partial = target.with_name(f".partial-{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)  # a killed process may have left it
-        with partial.open("xb") as out:  # mode "x" never writes through a link
+        # A killed process may have left it.
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as out:
+            # Mode "x" never writes through a link.
             yield out
             out.flush()
             os.fsync(out.fileno())

@@ -89,7 +89,8 @@ def find_outdated(project: Project) -> Iterator[tuple[Path, str]]:
     for name in COMBINED_STACKS:
         path = project.root / "stacks" / name / "pixi.toml"
         if path not in texts:
-            return  # the project, perhaps one of a test, has other stacks
+            # The project, perhaps one of a test, has other stacks.
+            return
         manifests[name] = texts[path]
     combined = project.root / COMBINED_MANIFEST
     text = compose(manifests)
@@ -110,7 +111,8 @@ def insert_recipe_facts(texts: dict[Path, str], project: Project) -> None:
         texts[kernels_page] = kernel_tables.with_tables(texts[kernels_page], lists)
     sections_page = project.root / SECTIONS_PAGE
     if sections_page not in texts:
-        return  # the project, perhaps one of a test, has no pages about packages
+        # The project, perhaps one of a test, has no pages about packages.
+        return
     base = bases.load(project, BaseName.CONDA_FORGE)
     recipes = RecipeSet(project, base).recipes
     for path, text in texts.items():

@@ -22,7 +22,8 @@ from forge.files import read_text, require_file
 from forge.project import Project
 
 AUTH_FILE = "RATTLER_AUTH_FILE"
-LOWEST_RATE = 1000  # bytes a second
+# In bytes per second.
+LOWEST_RATE = 1000
 TIMEOUT_VARIABLE = "FORGE_TIMEOUT"
 
 
@@ -123,7 +124,8 @@ def client(retries: int = 3, seconds: int | None = None) -> networking.Client:
     require_file(Path(os.environ.get(AUTH_FILE, "")))
     try:
         return networking.Client([retry, mirrors, authentication, oci], timeout=seconds)
-    except Exception as error:  # for example, AuthenticationStorageError
+    except Exception as error:
+        # This may be an AuthenticationStorageError, for example.
         reason = " ".join(str(error).split())
         raise ForgeError(f"credentials ({AUTH_FILE}, or in HOME): {reason}") from None
 
@@ -171,7 +173,8 @@ def download(client: networking.Client, url: str, out: Any) -> None:
     pace = Pace(mirrored(url))
     writer = _CountingWriter(out, pace)
 
-    async def receive() -> None:  # async, because the bindings need a running event loop
+    async def receive() -> None:
+        # This function is async, because the bindings need a running event loop.
         task = asyncio.ensure_future(download_to_writer(client, url, writer))
         while True:
             done, _ = await asyncio.wait([task], timeout=1)

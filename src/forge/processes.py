@@ -13,10 +13,14 @@ from forge.errors import ForgeError
 
 PROC = Path("/proc")
 POLL_SECONDS = 0.1
-SESSION = "session"  # the file in a job's output folder that has the id of the job's session
-OF_SHELLS = (b"PWD=", b"OLDPWD=", b"_=")  # variables that a shell sets for each command
-GRACE_SECONDS = 30.0  # longest time between SIGTERM and SIGKILL
-GIB_PER_JOB = 2.0  # peak memory of one C++ or HIP compiler process for code such as PyTorch's
+# The file in a job's output folder that has the id of the job's session.
+SESSION = "session"
+# A shell sets these variables for each command.
+OF_SHELLS = (b"PWD=", b"OLDPWD=", b"_=")
+# The longest time between SIGTERM and SIGKILL.
+GRACE_SECONDS = 30.0
+# The peak memory of one C++ or HIP compiler process for code such as PyTorch's.
+GIB_PER_JOB = 2.0
 
 
 def kill_leftovers(folder: Path) -> None:
@@ -123,7 +127,8 @@ def find_output_holders(job: int) -> set[int] | None:
         The ids of the processes; None while the script is running.
     """
     pipes: dict[int, set[str]] = {}
-    for entry in PROC.glob("[0-9]*"):  # psutil's open_files lists no pipes
+    for entry in PROC.glob("[0-9]*"):
+        # psutil's open_files lists no pipes.
         with contextlib.suppress(OSError):
             state, parent = _read_state(entry)
             if parent == job and state != "Z":

@@ -105,7 +105,8 @@ def releases(downloader: Downloader, recipe: Recipe) -> Releases:
             version = Version(text)
         except ValueError:
             continue
-        if version.local:  # a local build in a folder of wheels, not a release
+        if version.local:
+            # This is a local build in a folder of wheels, not a release.
             continue
         # A release is yanked if all of its files are.
         is_available = listed.get(version) == ""

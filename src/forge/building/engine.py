@@ -113,7 +113,8 @@ def open_package(path: str) -> Package:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder
         try:
-            _ = package.test_count  # unpacks the package; the object keeps the tests
+            # This unpacks the package; the object keeps the tests.
+            _ = package.test_count
         finally:
             os.environ["TMPDIR"] = job_folder
     return package
@@ -216,7 +217,8 @@ def build(
     output = Path(output_dir)
     for number, python in enumerate(pythons or [""]):
         done = output / f"{DONE}{number}"
-        if done.exists():  # an earlier run has built these packages before it was stopped
+        if done.exists():
+            # An earlier run has built these packages before it was stopped.
             continue
         overrides = dict(variant_overrides)
         if python:
@@ -226,8 +228,10 @@ def build(
             output_dir=output_dir,
             variant_overrides=overrides,
             test="skip",
-            keep_build=True,  # because the build folder contains the log
-            no_build_id=True,  # to continue a stopped build, the paths must stay the same
+            # The build folder contains the log.
+            keep_build=True,
+            # To continue a stopped build, the paths must stay the same.
+            no_build_id=True,
             **arguments,
         )
         remove_trees(output)
@@ -247,7 +251,8 @@ def remove_trees(output: Path) -> None:
         for folder, subfolders, files in os.walk(tree, topdown=False):
             for name in files + subfolders:
                 path = Path(folder, name)
-                with contextlib.suppress(OSError):  # rmdir fails for a folder with a log
+                with contextlib.suppress(OSError):
+                    # rmdir fails for a folder with a log.
                     if path.is_dir() and not path.is_symlink():
                         path.rmdir()
                     elif name != SCRIPT_LOG:

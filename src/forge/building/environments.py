@@ -424,7 +424,8 @@ class Preview:
             if record.name.normalized not in required:
                 continue
             exports = self.exports.get(record.file_name)
-            if exports is None:  # a package of conda-forge
+            if exports is None:
+                # This is a package of conda-forge.
                 exports = self._conda_forge_exports.read(record)
             for kind in kinds:
                 exported += exports.get(kind, [])
@@ -455,7 +456,8 @@ def _python_number(variant: str) -> str:
 def _stated_exports(output: RenderedOutput) -> Exports:
     """Return the run exports that a recipe states for an output."""
     stated = output.requirements.get("run_exports", {})
-    if not isinstance(stated, dict):  # a list without kinds
+    if not isinstance(stated, dict):
+        # This is a list without kinds.
         stated = {"weak": stated}
     exports = {}
     for kind, requirements in stated.items():
@@ -468,7 +470,8 @@ def _list_test_environments(
     output: RenderedOutput,
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield the Python version (or "") and the requirements of each environment of a test."""
-    if "package_contents" in test:  # this test needs no environment
+    if "package_contents" in test:
+        # This test needs no environment.
         return
     requirements = test.get("requirements", {})
     run = [output.spec, *_resolve(requirements.get("run", []), output)]

@@ -73,7 +73,8 @@ def run_job(
     action = job["action"]
     test_folder = project.staging / f"_test-{log.stem}"
     output = Path(job.get("output_dir", test_folder))
-    if action == "test":  # a killed run may have left test environments in the output folder
+    if action == "test":
+        # A killed run may have left test environments in the output folder.
         shutil.rmtree(output, ignore_errors=True)
     if action == "build":
         log.unlink(missing_ok=True)
@@ -87,7 +88,8 @@ def run_job(
         if child.poll() is None:
             end_job(child, output)
     if child.returncode == -signal.SIGALRM:
-        end_job(child, output)  # the timeout ended only the engine, not the processes of the test
+        # The timeout ended only the engine, not the processes of the test.
+        end_job(child, output)
     if child.returncode:
         file.rename(output / FAILED)
         raise Failed(_describe_failure(action, child.returncode, output, log))
@@ -172,7 +174,8 @@ def _kill_holders(engine: int, output: Path, earlier: set[int]) -> set[int]:
         Failed: The script made a named pipe. The engine would read it for ever.
     """
     holders = find_output_holders(engine)
-    if holders is None:  # the script is still running
+    if holders is None:
+        # The script is still running.
         return set()
     kill(earlier & holders)
     pipe = find_named_pipe(output)
@@ -280,7 +283,8 @@ class LogFollower:
         for path in [*scripts, self.output / ENGINE_LOG]:
             try:
                 stream = path.open("rb")
-            except FileNotFoundError:  # rattler-build has replaced the folder since it was listed
+            except FileNotFoundError:
+                # rattler-build has replaced the folder since it was listed.
                 continue
             key = (path, os.fstat(stream.fileno()).st_ino)
             if key in self._streams:
@@ -301,7 +305,8 @@ class LogFollower:
             copied = staged.read_bytes()
             if copied not in self.log.read_bytes():
                 continue
-            if copied.startswith(text):  # the copy may still be incomplete, so read it again later
+            if copied.startswith(text):
+                # The copy may still be incomplete, so read it again later.
                 stream.seek(0)
             text = text.removeprefix(copied[: len(text)])
         return text
@@ -309,7 +314,8 @@ class LogFollower:
     def _list_packed(self) -> list[Path]:
         """List the folders of all outputs except the one that changed last."""
         works = self.output.glob("bld/*/work")
-        with contextlib.suppress(FileNotFoundError):  # rattler-build may be replacing a folder
+        with contextlib.suppress(FileNotFoundError):
+            # rattler-build may be replacing a folder.
             by_time = sorted(works, key=lambda work: work.stat().st_ctime_ns)
             return [work.parent for work in by_time[:-1]]
         return []

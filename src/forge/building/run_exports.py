@@ -13,7 +13,8 @@ from forge import limits, network
 from forge.limits import Limited
 from forge.project import SUBDIRS
 
-Exports = dict[str, list[str]]  # match specs by kind: weak, strong, noarch
+# The match specs of each kind (weak, strong, noarch).
+Exports = dict[str, list[str]]
 
 
 class RunExports:

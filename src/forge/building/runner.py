@@ -464,7 +464,8 @@ def read_unfetched(project: Project, steps: list[Step]) -> dict[str, str]:
         file = _locate_reason(project, step)
         try:
             text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError):  # the file is absent or damaged, so the reason is unknown
+        except (OSError, ValueError):
+            # The file is absent or damaged, so the reason is unknown.
             continue
         digest, _, reason = text.partition("\n")
         if reason and digest == step.digest_value:

@@ -138,7 +138,8 @@ def _package_faults(path: Path, places: list[Places]) -> Iterator[str]:
         places: If the package is safe, the places of its files are appended to this list.
     """
     if not path.is_file():
-        return  # _build_faults reports a missing file
+        # _build_faults reports a missing file.
+        return
     try:
         package = Package(path)
         places.append(package.require_safe())
@@ -167,7 +168,8 @@ def _license_faults(package: Package) -> Iterator[str]:
     if libraries and "GPL-" not in expression.replace("LGPL-", ""):
         yield f"has {libraries[0]}, which is under the GPL, and the licence {expression!r}"
     texts = [text for name, text in package.info.items() if name.startswith(LICENSES)]
-    if not any(text.strip() for text in texts):  # licences require that copies include their text
+    if not any(text.strip() for text in texts):
+        # Licences require that copies include their text.
         yield f"has no licence text in info/{LICENSES}: name it in about.license_file"
 
 

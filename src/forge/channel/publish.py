@@ -34,7 +34,8 @@ from forge.project import SUBDIRS
 # The first file that is written into a new folder. It marks the folder as a published channel.
 WITHDRAWN = "withdrawn.json"
 PAGE = "index.html"
-GENERATOR = '<meta name="generator" content="strix-forge">'  # tools/channel_page.py writes this tag
+# tools/channel_page.py writes this tag.
+GENERATOR = '<meta name="generator" content="strix-forge">'
 HEADERS = "_headers"
 UNPATCHED = "repodata_from_packages.json"
 FORMS = (
@@ -194,7 +195,8 @@ class PublishedChannel:
         """
         self._require_ours(may_be_new)
         self._require_plain()
-        umask = os.umask(0o022)  # the web server reads the files as another user
+        # The web server reads the files as another user.
+        umask = os.umask(0o022)
         try:
             with hold(self.folder, "publishing to"), scratch(self.folder) as staging:
                 yield Path(staging)
@@ -338,7 +340,8 @@ def headers() -> str:
     Both services combine the headers of overlapping rules, so each file is in only one rule.
     """
     rules = {f"/{file}": "no-cache" for file in (WITHDRAWN, pypi.TABLE, *INDEX_FILES)}
-    for subdir in SUBDIRS:  # shards are named by their content
+    for subdir in SUBDIRS:
+        # Shards are named by their content.
         rules[f"/{subdir}/shards/*"] = "public, max-age=31536000, immutable"
     return "".join(f"{path}\n  Cache-Control: {value}\n" for path, value in rules.items())
 
@@ -367,7 +370,8 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
             "remove": [],
         }
         write_text(content / subdir / "patch_instructions.json", json.dumps(patch))
-    folder = staging / "noarch" / "patch"  # the indexer ignores this folder
+    # The indexer ignores this folder.
+    folder = staging / "noarch" / "patch"
     folder.mkdir()
     # rattler-build assembles the package in TMPDIR. Leftovers of a killed process in this folder
     # are removed later, because it is a scratch folder.
@@ -382,7 +386,8 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
             files_dir=content,
             noarch="generic",
         )
-    except Exception as error:  # for example, a failing disk; the bindings raise any type
+    except Exception as error:
+        # The disk may be failing, for example. The bindings raise any type.
         raise Failed(f"cannot write {folder}: {error}. Publish again") from None
     finally:
         os.environ["TMPDIR"] = tempfile.gettempdir()

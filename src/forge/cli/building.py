@@ -259,7 +259,8 @@ def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
                     ctx.channel,
                     display.line,
                 )
-    except Exception as error:  # the bindings raise many types of exceptions
+    except Exception as error:
+        # The bindings raise many types of exceptions.
         reason = redact(error)
     reason = " ".join(reason.split())
     err.print(f"could not check whether conda-forge has all requirements: {reason}")

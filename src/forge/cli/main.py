@@ -93,12 +93,14 @@ def run() -> int:
     except ForgeError as error:
         err.print(f"error: {error}")
         return error.exit_code
-    except OSError as error:  # for example, the disk is full or failing
+    except OSError as error:
+        # The disk may be full or failing, for example.
         where = f"{error.filename}: " if error.filename else ""
         reason = error.strerror or str(error)
         err.print(f"error: {where}{reason}; fix that and run the command again")
         return 1
-    except BaseException as error:  # an unexpected error; a Rust panic is not an Exception
+    except BaseException as error:
+        # This error is unexpected. A Rust panic is not an Exception.
         _report_fault(error)
         return 1
 

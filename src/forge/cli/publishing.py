@@ -111,7 +111,8 @@ def _publish_all(
     """
     with ctx.project.lock():
         if not ctx.channel.is_indexed() or ctx.channel.find_unlisted():
-            ctx.channel.index()  # packages that were copied from another machine are in no index
+            # Packages that were copied from another machine are in no index.
+            ctx.channel.index()
         added = PublishedChannel(folder).publish(ctx.channel, digests)
     for name in added:
         out.print(f"{folder}: added {name}")
@@ -123,7 +124,8 @@ def _remember(project: Project, folder: Path) -> None:
     """Record a published folder, so that `clean` finds leftovers of killed commands in it."""
     links = project.build / "published"
     link = links / sha256(bytes(folder)).hexdigest()
-    with suppress(OSError):  # an earlier run may have made the link
+    with suppress(OSError):
+        # An earlier run may have made the link.
         links.mkdir(parents=True, exist_ok=True)
         link.symlink_to(folder)
 
@@ -240,6 +242,7 @@ def _build_order(package: Package) -> tuple[Version, int]:
 def _unpack_kernel_list(package: Package) -> Path:
     """Unpack a package and return its list of kernels. Raise Failed if it has none."""
     name = f"share/triton-kernels/{package.index['name']}/kernels.json"
-    if package.payload.get(name, "") is not None:  # payload has None for a plain file
+    if package.payload.get(name, "") is not None:
+        # payload has None for a plain file.
         raise Failed(f"{package.path} has no {name}")
     return package.folder / name

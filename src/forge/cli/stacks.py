@@ -246,7 +246,8 @@ def lock(context: typer.Context, stacks: Names = None, channel: Served = None) -
                 raise
             err.print(f"failed: {stack.copy.name}: {error}")
             codes.append(error.exit_code)
-        except typer.Exit as error:  # pixi has printed the reason
+        except typer.Exit as error:
+            # pixi has printed the reason.
             codes.append(error.exit_code)
     raise make_exit(codes)
 
@@ -275,7 +276,8 @@ def lock_one(stack: Stack, channel: str | None) -> None:
             else:
                 try:
                     sizes = stack.copy.lock(new_lock)
-                except LockedInPart as error:  # the lock lacks some environments
+                except LockedInPart as error:
+                    # The lock lacks some environments.
                     failure = error
     for environment, count in sizes.items():
         out.print(f"{environment}: {count} packages")

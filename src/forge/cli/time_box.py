@@ -11,7 +11,8 @@ from typer import Option
 
 from forge.errors import ForgeError
 
-NOT_FINISHED = 75  # EX_TEMPFAIL of sysexits.h, because the command can be run again
+# This is EX_TEMPFAIL of sysexits.h, because the command can be run again.
+NOT_FINISHED = 75
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 StopAfter = Annotated[

@@ -338,7 +338,8 @@ def expand_pattern(word: str, root: Path) -> list[str]:
     names = []
     for path in root.glob(word):
         names.append(str(path.relative_to(root)))
-    if not listed:  # this is an unpacked archive without git, so no file is ignored
+    if not listed:
+        # This is an unpacked archive without git, so no file is ignored.
         return names
     tracked = set(listed.split("\0"))
     return [name for name in names if name in tracked]

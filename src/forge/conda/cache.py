@@ -52,7 +52,8 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
     def ensure(record: RepoDataRecord) -> Package:
         try:
             return _ensure_cached(cache, record)
-        except (ForgeError, RuntimeError) as error:  # the bindings raise RuntimeError
+        except (ForgeError, RuntimeError) as error:
+            # The bindings raise RuntimeError.
             kind = type(error) if isinstance(error, ForgeError) else Failed
             reason = "; ".join(str(error).splitlines())
             raise kind(f"{record.url}: {reason}") from None
@@ -60,7 +61,8 @@ def fill(cache: Path, records: Sequence[RepoDataRecord]) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         try:
             packages = list(pool.map(ensure, records))
-        finally:  # after the first error, leave out the packages that were not started
+        finally:
+            # After the first error, leave out the packages that were not started.
             pool.shutdown(cancel_futures=True)
     pythons = [record for record in records if record.name.normalized == "python"]
     python = pythons[0] if pythons else None
@@ -88,7 +90,8 @@ def _put(archive: Path, sha256: bytes, cache: Path) -> Package:
         unpacked = Path(work, "package")
         unpack(archive, unpacked)
         Package(archive, unpacked).require_safe()
-        with FileLock(cache / ".cache.lock"):  # rattler uses this lock, too
+        with FileLock(cache / ".cache.lock"):
+            # rattler uses this lock, too.
             cached = _find_valid(archive, sha256, cache)
             if cached:
                 return cached
@@ -160,7 +163,8 @@ def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
 def _require_same(path: Path, record: RepoDataRecord) -> None:
     """Raise Failed if a file does not have the size and sha256 of its record."""
     if not path.is_file():
-        raise Failed("is locked but missing: lock again")  # the caller adds the URL
+        # The caller adds the URL.
+        raise Failed("is locked but missing: lock again")
     expected = (record.size, (record.sha256 or b"").hex())
     if (path.stat().st_size, sha256_file(path)) != expected:
         reason = "differs from its lock: it was rebuilt, damaged or tampered with"

@@ -95,7 +95,8 @@ def write_index(folder: Path, **options: Any) -> None:
         Failed: The folder cannot be written, or a package in it is damaged.
     """
     for package in sorted(folder.glob("*/[!.]*.conda")):
-        if not zipfile.is_zipfile(package):  # the bindings' error would not name the package
+        if not zipfile.is_zipfile(package):
+            # The bindings' error would not name the package.
             raise Failed(f"{package} is damaged, perhaps cut off: delete it and build it again")
     try:
         asyncio.run(index_fs(folder, **options))
@@ -162,7 +163,8 @@ class LocalChannel:
         """
         try:
             indexed = {self.path(record) for record in self.records()}
-        except ForgeError:  # ignore the damaged index, because it is made again from the packages
+        except ForgeError:
+            # Ignore the damaged index, because it is made again from the packages.
             indexed = set()
             for damaged in self.folder.glob("*/repodata.json"):
                 damaged.unlink()

@@ -87,7 +87,8 @@ def folder_of(url: str) -> Path | None:
     if "://" not in url:
         try:
             return Path(url).resolve()
-        except (OSError, RuntimeError, ValueError):  # for example, a circle of links or a NUL
+        except (OSError, RuntimeError, ValueError):
+            # The path may have a circle of links or a NUL, for example.
             raise ForgeError(f"{url!a:.80} cannot be a path on this system") from None
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
@@ -110,7 +111,8 @@ def refuse_credentials(channel: str) -> None:
         raise ForgeError("malformed channel URL") from None
     has_user = "@" in unquote(parts.netloc)
     has_token = "/t/" in unquote(f"{parts.path}/") or ";" in parts.path
-    if parts.scheme == "file":  # in the path of a folder, /t/ and ; are allowed
+    if parts.scheme == "file":
+        # In the path of a folder, /t/ and ; are allowed.
         has_token = False
     if has_user or has_token or parts.query or parts.fragment:
         raise ForgeError(

@@ -28,9 +28,12 @@ from forge.errors import Failed, Refused
 from forge.files import sha256_file
 
 RENDERED = "recipe/rendered_recipe.yaml"
-LINKS_LIMIT = 40  # the maximum number of links that Linux follows in one path
-OUTSIDE = ".."  # stands for every place outside of a prefix
-A_LINK = "a link"  # stands for a link where a file would have its sha256
+# The maximum number of links that Linux follows in one path.
+LINKS_LIMIT = 40
+# This stands for every place outside of a prefix.
+OUTSIDE = ".."
+# This stands for a link where a file would have its sha256.
+A_LINK = "a link"
 # Names at the top of a prefix that the installer itself writes. If a package had a link there, the
 # installer would write through it.
 INSTALLERS = ("conda-meta", "__clobbers__", "CACHEDIR.TAG", ".trash")
@@ -144,7 +147,8 @@ class Package:
     @cached_property
     def info(self) -> dict[str, bytes]:
         """The contents of the files in `info`, by the path below `info`."""
-        _ = self.payload  # raises Refused if `info` has links
+        # This raises Refused if `info` has links.
+        _ = self.payload
         folder = self.folder / "info"
         files = [path for path in folder.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
@@ -225,7 +229,8 @@ class Package:
         Raises:
             Refused: The package could write outside its prefix, or its files differ from the list.
         """
-        _ = self.index  # raises Failed for a renamed package
+        # This raises Failed for a renamed package.
+        _ = self.index
         differing = sorted(self.payload.keys() ^ self.listed.keys())
         if differing:
             which = "not in" if differing[0] in self.payload else "only in"
@@ -340,7 +345,8 @@ class Places:
         folder, name = posixpath.split(place)
         unfollowed = {posixpath.join(parent, name) for parent in follow_links(folder, targets_of)}
         if target is not None and target.startswith("/"):
-            followed = unfollowed  # the link points to a system file, which is allowed
+            # The link points to a system file, which is allowed.
+            followed = unfollowed
         else:
             followed = set(follow_links(place, targets_of))
         for landing in sorted(unfollowed | followed):
@@ -466,7 +472,8 @@ def unpack(archive: Path, folder: Path) -> None:
         extract(archive, folder)
     except Refused as error:
         raise Refused(f"{archive} holds {error}: do not install it") from None
-    except Exception as error:  # errors of zipfile, struct and the bindings
+    except Exception as error:
+        # zipfile, struct and the bindings raise many types of exceptions.
         reason = "; ".join(str(error).splitlines()) or "truncated"
         raise Failed(f"{archive} cannot be read: {reason:.500}") from None
 

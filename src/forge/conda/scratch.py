@@ -41,7 +41,8 @@ def _remove_abandoned(parent: Path) -> list[Path]:
     """Remove the scratch folders whose processes have ended, and return their paths."""
     abandoned = []
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # its process may be removing it right now
+        # The folder's process may be removing it right now.
+        with suppress(OSError):
             # The folder may have no lock file, because rattler continues to write for a while after
             # an error, and so makes the removed folder again.
             (folder / ".lock").touch()

@@ -30,7 +30,8 @@ def virtual_packages() -> list[GenericVirtualPackage]:
     The environment variable CONDA_OVERRIDE_NAME=VERSION replaces a version.
     """
     overrides = rattler.VirtualPackageOverrides.from_env()
-    detected = rattler.VirtualPackage.detect(overrides)  # py-rattler 0.25 detects no AMD GPUs
+    # py-rattler 0.25 detects no AMD GPUs.
+    detected = rattler.VirtualPackage.detect(overrides)
     return [package.into_generic() for package in detected]
 
 

@@ -23,7 +23,8 @@ def read(path: Path) -> dict[str, rattler.Environment]:
         if _measure_depth(read_text(path)) > MAX_DEPTH:
             raise ValueError("its lists are nested too deeply")
         return dict(LockFile.from_path(path).environments())
-    except Exception as error:  # for example, git left conflict markers in the file
+    except Exception as error:
+        # Git may have left conflict markers in the file, for example.
         raise ForgeError(f"{path} is not a lock file: {error!s:.300}") from None
 
 
@@ -92,7 +93,8 @@ def write(
             lock.add_conda_package(environment, platform, record)
     try:
         lock.to_path(path)
-    except Exception as error:  # for example, the disk is full
+    except Exception as error:
+        # The disk may be full, for example.
         raise ForgeError(f"cannot write {path}: {error}") from None
 
 

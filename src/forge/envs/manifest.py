@@ -54,7 +54,8 @@ ENVIRONMENT_KEYS = {"features", "no-default-feature"}
 DEPENDENCY_KEYS = {"version", "build"}
 
 PLATFORM = "linux-64"
-ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")  # as pixi requires; a folder gets the name
+# pixi requires this form; a folder gets the name.
+ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -93,7 +94,8 @@ class Manifest:
     @classmethod
     def _parse(cls, path: Path, data: dict[str, Any]) -> "Manifest":
         require_table(data, TOP_LEVEL_KEYS, "top level")
-        tomli_w.dumps(data)  # raises if the nesting is too deep for `localize` to write it
+        # This raises if the nesting is too deep for `localize` to write it.
+        tomli_w.dumps(data)
         workspace = require_table(data.get("workspace"), WORKSPACE_KEYS, "workspace")
         if workspace.get("channel-priority", "strict") != "strict":
             raise ForgeError("channel-priority is not strict; nothing else is supported")
@@ -130,7 +132,8 @@ class Manifest:
                 for channel, names in names_by_channel.items()
             }
         for table in (data, *data.get("feature", {}).values()):
-            table.pop("pypi-dependencies", None)  # with this table, pixi would access PyPI
+            # With this table, pixi would access PyPI.
+            table.pop("pypi-dependencies", None)
             dependencies = {}
             for package, requirement in table.get("dependencies", {}).items():
                 if package in excluded:

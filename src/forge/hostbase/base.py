@@ -42,7 +42,8 @@ RunJob = Callable[[dict[str, Any], Path], None]
 VERSION = platform.python_version()
 LOCK = "requirements.txt"
 SUBDIR = "linux-64"
-RECORD = "base.json"  # written when the base is complete; lists its packages and wheels
+# This file is written when the base is complete. It lists the base's packages and wheels.
+RECORD = "base.json"
 # If this environment variable is set, the base has NVIDIA's libraries instead of stubs of them, for
 # machines with an NVIDIA GPU.
 NVIDIA_WHEELS = "FORGE_NVIDIA_WHEELS"

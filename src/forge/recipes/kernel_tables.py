@@ -63,7 +63,8 @@ def make_table(file: Path) -> str:
         ]
         for cost in _COSTS:
             values = [int(row[cost]) for row in rows]
-            if cost == "lds":  # convert bytes to KiB
+            if cost == "lds":
+                # This cost is in bytes; convert it to KiB.
                 values = [round(size / 1024) for size in values]
             cells.append(_format_range(values))
         lines.append(_format_row(cells))

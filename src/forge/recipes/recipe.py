@@ -257,7 +257,8 @@ def prepare(
             parse_source(recipe, source),
             folder,
             None if unpack_all else changed_files,
-            "file_name" in source,  # rattler-build does not unpack archives with a `file_name`
+            # rattler-build does not unpack archives with a `file_name`.
+            "file_name" in source,
         )
     if not patches:
         return ""

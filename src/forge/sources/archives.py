@@ -38,7 +38,8 @@ DAMAGED = (
     lzma.LZMAError,
 )
 
-if hasattr(tarfile, "tar_filter"):  # since CPython 3.11.4
+if hasattr(tarfile, "tar_filter"):
+    # CPython has this filter since 3.11.4.
     tarfile.TarFile.extraction_filter = staticmethod(tarfile.tar_filter)
 
 
@@ -128,12 +129,14 @@ class _Members:
             member.uname = ""
             member.gname = ""
             is_selected = self._is_selected(member.name)
-            if is_selected or not member.isreg():  # links and folders may lead to the file
+            if is_selected or not member.isreg():
+                # Links and folders may lead to the file.
                 yield member
 
     def _is_selected(self, name: str) -> bool:
         """Add the first part of a member's path to `tops`; return whether `only` selects it."""
-        parts = Path(name).parts  # without `.`
+        # `parts` leaves out `.`.
+        parts = Path(name).parts
         self.tops.update(parts[:1])
         if self._only is None:
             return True

@@ -307,5 +307,6 @@ def cache_key(url: str, digest: str) -> str:
     """
     parts = b"".join(text.encode() + b"\xff" for text in (url, digest))
     hashed = siphash24.siphash13(parts, key=bytes(16)).digest()
-    number = int.from_bytes(hashed, "little")  # intdigest() would return a signed number
+    # intdigest() would return a signed number.
+    number = int.from_bytes(hashed, "little")
     return f"{number:x}"

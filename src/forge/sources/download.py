@@ -27,7 +27,8 @@ from unearth.fetchers import PyPIClient
 from forge import limits, network
 from forge.errors import Failed, ForgeError, NotAttempted
 
-CLIENT: Any = PyPIClient  # Any, because unearth's types of a client contradict each other
+# The type is Any, because unearth's types of a client contradict each other.
+CLIENT: Any = PyPIClient
 # The HTTP library of unearth: httpx2 for version 0.19, httpx for version 0.18.
 HTTPX = importlib.import_module(PyPIClient.__base__.__module__)
 # The exceptions for a page that is not a page of an index.
@@ -39,7 +40,8 @@ UNREADABLE = (
     AttributeError,
     RecursionError,
 )
-TRUE = ("1", "t", "true", "y", "yes", "on")  # pip's words for true
+# These are pip's words for true.
+TRUE = ("1", "t", "true", "y", "yes", "on")
 
 
 class PacedBody(HTTPX.SyncByteStream):  # type: ignore[name-defined]
@@ -145,7 +147,8 @@ class Downloader:
         index_urls = words.get("index-url", [])
         extra_urls = words.get("extra-index-url", [])
         proxy = settings.get("proxy")
-        if proxy and "://" not in proxy:  # pip also accepts HOST:PORT
+        if proxy and "://" not in proxy:
+            # pip also accepts HOST:PORT.
             proxy = f"http://{proxy}"
         client_certificate = settings.get("client-cert")
         if client_certificate:
@@ -160,7 +163,8 @@ class Downloader:
                 follow_redirects=True,
                 event_hooks={"response": [PacedBody]},
             )
-        except (ValueError, ImportError) as error:  # for example, socks5:// without socksio
+        except (ValueError, ImportError) as error:
+            # The proxy may be socks5:// without socksio, for example.
             reason = f"the proxy of pip or of the environment cannot be used: {error}"
             raise ForgeError(reason) from None
         # If no index is given, unearth uses PyPI.
@@ -195,7 +199,8 @@ class Downloader:
 
         # unearth only logs why it skips an index. The filter collects these messages.
         logging.getLogger("unearth.collector").filters[:] = [collect]
-        for index in self._indexes:  # search one index at a time, so that an error affects only it
+        for index in self._indexes:
+            # Search one index at a time, so that an error affects only it.
             self._finder.sources = [index]
             try:
                 files += self._finder.find_all_packages(project, allow_yanked=True)
@@ -241,7 +246,8 @@ class Downloader:
         url = link.url_without_fragment
         try:
             with self.client.stream("GET", url, headers=headers) as response:
-                if response.status_code == 416:  # the file is already complete
+                if response.status_code == 416:
+                    # The file is already complete.
                     return
                 if response.status_code >= 400:
                     raise NotAttempted(f"HTTP {response.status_code}")

@@ -40,7 +40,8 @@ VARIABLES = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_TERMINAL_PROMPT": "0",  # fail instead of asking for a password
+    # Fail instead of asking for a password.
+    "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_NO_REPLACE_OBJECTS": "1",
 }
@@ -75,7 +76,8 @@ def fetch(url: str, commit: str, repository: Path) -> None:
         commit: The full hash of the commit.
         repository: The bare repository to make.
     """
-    shutil.rmtree(repository, ignore_errors=True)  # a killed fetch may have left locks in it
+    # A killed fetch may have left locks in it.
+    shutil.rmtree(repository, ignore_errors=True)
     _git(repository, "init", "-q", "--bare", str(repository.absolute()))
     folder = folder_of(url)
     if folder:
@@ -139,7 +141,8 @@ def _view(repository: Path, commit: str) -> Iterator[Path]:
         view = Path(folder, "view.git").absolute()
         _git(view, "init", "-q", "--bare", str(view))
         (view / "objects/info/alternates").write_text(f"{objects}\n")
-        (view / "shallow").write_text(f"{commit}\n")  # makes git ignore the commit's parents
+        # This makes git ignore the commit's parents.
+        (view / "shallow").write_text(f"{commit}\n")
         kind = _git(view, "cat-file", "-t", commit).strip()
         if kind != "commit":
             raise NotAttempted(f"{commit} is not a commit")

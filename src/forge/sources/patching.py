@@ -18,7 +18,8 @@ HEADER = re.compile(r"^(?:---|\+\+\+|(?:rename|copy) (?:from|to)|diff --git) (.+
 # An absolute path, a `..`, or a character that git writes in quotes. The first two are also unsafe
 # after the first part of a path, because that part is removed.
 UNSAFE = re.compile(r"(^|[ /])/|(^|[ /])\.\.(?![^/\s])|[\x00-\x1f\"\\]")
-LONGEST = 500  # maximum characters of a header line; `diff --git` has two paths
+# Maximum characters of a header line; `diff --git` has two paths.
+LONGEST = 500
 # Lines that show that a patch makes or changes a link or a submodule.
 LINK = re.compile(r"^(?:(?:new|old|deleted)(?: file)? mode|index \S+) 1[26]0000", re.M)
 
