@@ -127,7 +127,7 @@ answers = {
         torch.cuda.get_device_name(),
     ],
 }
-# torch's modes are not active in other threads, such as that of a backward pass.
+# A mode of torch is not active in a new thread. The autotuner has to work there too.
 thread = threading.Thread(target=clear_caches)
 thread.start()
 thread.join()

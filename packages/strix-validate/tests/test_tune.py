@@ -457,7 +457,7 @@ def test_a_record_that_cannot_be_written(
 def test_what_the_new_tiles_need_is_compiled(
     architecture: str, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code for gfx1151 is compiled without a GPU. Kernels that later calls compile are reported."""
+    """Code for gfx1151 is compiled without a GPU. If later calls compile more, this is reported."""
     requests: list[str] = []
     kernel = Lookup("attn_fwd", "KEY", {}, {}, {}, {"k.hsaco": "/cache/k.hsaco"}, True)
 

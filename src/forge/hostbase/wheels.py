@@ -250,13 +250,13 @@ def unpack_wheel(file: Path, prefix: Path, left_out: Sequence[str] = ()) -> None
 
 
 def drop_requirements(dist_info: Path, names: Sequence[str]) -> None:
-    """Remove the requirements of some projects from METADATA, and correct its line in RECORD.
+    """Remove the lines of METADATA that require some projects, and update its line in RECORD.
 
     Package tests run `pip check`, which would otherwise report that these projects are missing.
 
     Args:
         dist_info: The folder of METADATA and RECORD.
-        names: The canonical names of the projects.
+        names: The canonical names of the projects that the wheel shall not require any more.
     """
     metadata = dist_info / "METADATA"
     head, blank, description = metadata.read_bytes().partition(b"\n\n")

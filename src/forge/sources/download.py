@@ -70,7 +70,8 @@ class Client(CLIENT):
     """A client that gives a server `network.patience()` seconds to answer.
 
     Attributes:
-        slow_hosts: Servers that took longer. No further requests are sent to them.
+        slow_hosts: Servers whose answer, or whose page of an index, took longer. No further
+            requests are sent to them.
     """
 
     def __init__(self, **settings: Any) -> None:

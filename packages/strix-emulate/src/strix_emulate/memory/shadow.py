@@ -617,8 +617,8 @@ class Memory(Storage):
         old = describe(int(before[first]))
         new = describe(int(tags[first]))
         message = (
-            f"{self.name} cell is touched by {new} after {event} by {old}, with no barrier "
-            "between them"
+            f"{self.name} cell is touched by {new} after {event} by {old}, and nothing orders the "
+            "two accesses"
         )
         if self.doubts is not None and readers is not None:
             is_load = readers is tags

@@ -75,8 +75,9 @@ def install() -> None:
 
     driver = HIPDriver()
     # An autotuner clears a tensor of 256 MiB before each measurement, to empty caches. The emulator
-    # has no such caches. The autotuner may run in the thread of a backward pass, in which the mode
-    # is not active. So this function must not name the device.
+    # has no such caches. The autotuner may run in a backward pass. There the mode is off, because
+    # torch turns a mode off while the mode handles Tensor.backward. So this function must not name
+    # the device.
     driver.get_empty_cache_for_benchmark = lambda: torch.empty(1, dtype=torch.int)
     triton.runtime.driver.set_active(driver)
 

@@ -103,8 +103,9 @@ def _check(
     x = randn(tokens, columns)
     weight = randn(columns, rows) if shape.plain else randn(rows, columns).T
     out_dtype = torch.float32 if shape.widen else dtype
-    # NaN shows an element that a kernel leaves unwritten; an earlier result would hide it. A GPU
-    # computes a widened product in another tensor, where NaN does not show such elements.
+    # The output is filled with NaN, because an earlier result in the same memory could hide an
+    # element that the kernel does not write. On a GPU, this does not work for a widened product:
+    # torch.mm writes it to a new tensor, which is not filled.
     out = torch.full((tokens, rows), float("nan"), dtype=out_dtype, device=device)
     with _preferred(library, device):
         multiply(x, weight, out)
