@@ -58,11 +58,11 @@ def states() -> dict[str, str]:
 
 
 def _per_thread(found: dict[str, str]) -> dict[str, str]:
-    """Return the entry points that are aliases, each with the name of the plain entry point.
+    """Return the aliases, each with the name of the entry point that it stands for.
 
     Names that end in `_spt` are for programs in which each thread has a default stream of its own.
-    This makes no difference here, because no stream waits for another. If the plain entry point is
-    served or a hint, the name is an alias of it.
+    This makes no difference here, because no stream waits for another. Such a name is an alias of
+    the name without `_spt`, if that entry point is served or a hint.
     """
     pairs = {name: name.removesuffix("_spt") for name in found if name.endswith("_spt")}
     return {name: plain for name, plain in pairs.items() if found.get(plain) in ("served", "hint")}

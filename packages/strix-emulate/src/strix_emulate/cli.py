@@ -241,10 +241,10 @@ def _parse_argument(text: str, arrays: dict[Path, np.ndarray]) -> Buffer | int |
 
     Args:
         text: Value of the option.
-        arrays: Arrays to save after the launch, by file. An output array is added here.
+        arrays: Arrays to save after the launch, by file. An out or inout array is added here.
 
     Raises:
-        EmulatorError: The value cannot be parsed, or its file cannot be read as an array.
+        EmulatorError: The value cannot be parsed, or its file cannot be read or created.
     """
     if text == "null":
         return None

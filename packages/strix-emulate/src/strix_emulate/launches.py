@@ -103,8 +103,8 @@ _MODES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
 #: struct's format of an argument by value, by its bytes.
 _INTEGER_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _FLOAT_FORMATS = {2: "e", 4: "f", 8: "d"}
-#: Bytes for the queue and the dispatch packet, and for the space that the arena leaves unused after
-#: them, the arguments and the image.
+#: Bytes for the queue and the dispatch packet. They include the unused space that the arena leaves
+#: after the queue, the packet, the arguments and the image.
 _EXTRA_ROOM = 2048
 #: Maximum number of bytes that the arena leaves unused after an array.
 _SPACE = 256

@@ -123,7 +123,7 @@ def _product(a, b):
 
 
 def _split(x):
-    """Split x into a sum of two numbers whose products are exact (Veltkamp)."""
+    """Split x into two halves. The product of two such halves is exact (Veltkamp)."""
     big = x * 134217729.0
     top = big - (big - x)
     return top, x - top
@@ -167,7 +167,7 @@ def _extreme(pick, pick_zero, a, b, ieee):
         pick_zero: Operation on the bits of two zeros.
         a: First source.
         b: Second source.
-        ieee: Whether the mode is IEEE's.
+        ieee: Whether the mode is IEEE mode.
     """
     a, b = np.broadcast_arrays(a, b)
     result = pick(a, b)
@@ -212,7 +212,7 @@ class Division(NamedTuple):
         power: V_DIV_SCALE multiplies or divides by 2**power.
         apart: If the numerator's exponent is at least this much larger than the denominator's,
             V_DIV_SCALE scales the denominator up and sets the flag.
-        few: Maximum biased exponent of a numerator that V_DIV_SCALE scales up.
+        few: If the numerator's biased exponent is at most this, V_DIV_SCALE scales up.
         exponent: Function that returns the biased exponent field of numbers.
         ldexp: Function that computes x * 2**power.
     """
@@ -307,7 +307,8 @@ def fixup(quotient, denominator, numerator, exponent=None, lowest_exponent=0):
         numerator: Numerator of the division.
         exponent: Function that returns the biased exponent of numbers. None for V_DIV_FIXUP_F16,
             whose quotient is neither too small nor NaN.
-        lowest_exponent: A quotient with a lower exponent is 0.
+        lowest_exponent: If the numerator's exponent minus the denominator's is lower, the result
+            is 0.
     """
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     one = np.full_like(quotient, 1)

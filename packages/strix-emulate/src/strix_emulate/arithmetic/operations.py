@@ -139,9 +139,9 @@ def trailing_zeros(x):
 
 
 def _lane_count(first):
-    """Return V_MBCNT, which counts the lanes below a lane that are set in a mask of 32 lanes.
+    """Return V_MBCNT, which counts how many lanes below its own a mask of 32 lanes contains.
 
-    `first` is the lane of the mask's lowest bit.
+    `first` is the lane of the mask's lowest bit. The count is added to a base.
     """
 
     def count(mask, base, lane):
@@ -671,7 +671,8 @@ def _carry(sign: int, swapped: bool):
 
 
 def _mad_64(dtype):
-    """Return a function that returns the sum of a product and a 64-bit addend, and its bit 64."""
+    """Return a function that adds a 64-bit addend to a product, and returns the sum and its bit 64.
+    """
 
     def run(a, b, addend):
         product = np.multiply(a, b, dtype=dtype)

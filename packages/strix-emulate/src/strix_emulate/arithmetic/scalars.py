@@ -36,7 +36,7 @@ def _sub_u(a, b, carry=0):
 
 
 def _signed(function):
-    """Return an int32 sum or difference that also returns SCC: whether it overflows."""
+    """Return an int32 operation that also returns SCC: whether the result overflows."""
 
     def run(a, b):
         total = function(wide(a), wide(b))

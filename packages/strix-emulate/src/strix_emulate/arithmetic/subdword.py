@@ -297,9 +297,9 @@ def _normalizations() -> dict[str, _Entry]:
 
 
 def _extremes() -> dict[str, _Entry]:
-    """Return the table entries of combinations of max and min.
+    """Return the table entries of integer combinations of max and min.
 
-    LLVM has maxmin and minmax only for 32 bits.
+    LLVM has integer maxmin and minmax only for 32 bits.
     """
     table: dict[str, _Entry] = {}
     for kind in ("i16", "u16", "i32", "u32"):

@@ -26,8 +26,8 @@ _C = {
     "f": "float",
     "d": "double",
 }
-#: C expressions for the larger or smaller of two numbers, without a cast. For NaN, the result is
-#: numpy's.
+#: C expressions for the larger or smaller of two numbers. The result is one of the two, so it needs
+#: no cast. For NaN, the result is numpy's.
 _PICKS = {
     "maximum": "(({0} >= {1}) ? {0} : {1})",
     "maximum f": "(({0} >= {1}) | ({0} != {0}) ? {0} : {1})",
@@ -151,7 +151,7 @@ class Symbol(np.ndarray):
 
 
 def in_c(name: str) -> Callable:
-    """Mark a function that C has too, under this name. C calls it instead of a translation."""
+    """Mark a function that also exists in C, as `name`. Translations call the C function."""
 
     def decorate(function: Callable) -> Callable:
         @wraps(function)
@@ -415,7 +415,7 @@ def _assign_results(body: Body, values: tuple, results: list[np.dtype]) -> list[
             code = body.cast(value, dtype).code
         array = "d"
         if dtype.char == "e":
-            # Store the value before it was rounded, because to_halves rounds it later.
+            # Store the unrounded value, because to_halves rounds it later.
             array = "r"
             code = body.before_rounding.get(code, code)
         assignments.append(f"{array}{i}[l] = {code};")
@@ -435,9 +435,9 @@ def _require_effects(name: str, inputs: list[Symbol], statements: str) -> None:
 def _conversions_of_halves(
     results: list[np.dtype], sources: list[np.dtype]
 ) -> tuple[list[str], list[str]]:
-    """Return the statements before and after the loop that convert float16.
+    """Return the statements that convert float16, before and after the main loop.
 
-    They are separate loops, which compilers can vectorize.
+    They are loops of their own, which compilers can vectorize.
     """
     before = []
     behind = []

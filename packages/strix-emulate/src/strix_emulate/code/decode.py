@@ -3,7 +3,7 @@
 
 The mnemonic, the number of operands and their widths come from LLVM's text. Register numbers,
 constants and modifiers come from the instruction's bit fields (:mod:`code.encodings`), because
-LLVM's text can be wrong: 22.1.8 prints the literal of V_FMAAK_F16 as if it were an inline constant.
+LLVM's text can be wrong: LLVM 22.1.8 prints the literal of V_FMAAK_F16 as an inline constant.
 
 Nothing is guessed. If an instruction is not fully understood, its `unknown` has the reason.
 """
@@ -44,8 +44,8 @@ class Instruction:
         code: Its bytes.
         pair: The two instructions of a VOPD pair.
         unknown: Reason why the instruction is not understood, or "".
-        swap_words: Bit mask of the words of a plain load that a later compare-and-swap compares
-            with memory (flow.mark_swaps).
+        swap_words: For a plain load: bit mask of the loaded words that a later compare-and-swap
+            compares with memory (flow.mark_swaps).
     """
 
     address: int
@@ -76,7 +76,7 @@ def decode(
     padded: bool = False,
     target: Target = DEFAULT,
 ) -> list[Instruction]:
-    """Return the instructions in machine code, up to the padding (s_code_end).
+    """Return the instructions of machine code, up to the padding (s_code_end).
 
     Args:
         code: The bytes.

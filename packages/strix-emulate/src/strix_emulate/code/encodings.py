@@ -148,7 +148,7 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
 
 
 def _find_encoding(word: int) -> tuple[int, Reader]:
-    """Return the bytes in front of a literal, and the reader, of an instruction's encoding.
+    """Return an instruction's size in bytes without a literal, and the reader of its encoding.
 
     `word` has the first 32 bits of the instruction.
     """
@@ -242,7 +242,7 @@ def _short(c: Code, code: int) -> Slot:
 
 
 def _long(c: Code, code: int, high: int) -> Slot:
-    """Return the slot of a source that is encoded in nine bits. Bit `high` selects a half."""
+    """Return the slot of a source that is encoded in nine bits. See :func:`_v_of` for `high`."""
     if code in (_DPP8, _DPP8_FI, _DPP16):
         return _v_of(c.extra & 0xFF, high)
     return _v_of(code - 256, high) if code >= 256 else _s(code, c)

@@ -17,8 +17,8 @@ FILE = 1 << 30
 NOTE = 1 << 20
 #: Maximum bytes of an array for an argument.
 ARRAY = 1 << 33
-#: A file of any size may unpack to this many bytes. Images in memory and machine code that are made
-#: from the file count too.
+#: A file of any size may unpack to this many bytes. The loader's copies of the file's code and
+#: memory image count too.
 ALLOWED = 1 << 28
 #: A file may also unpack to this many times its own size, if that is more than ALLOWED. Compressed
 #: code has about a tenth of the bytes that it unpacks to.
@@ -42,7 +42,7 @@ COUNTS = {
 
 
 def read_file(file: Path, limit: int = 0) -> bytes:
-    """Read a file. Raise LoadError if it is larger than the limit, or than FILE if that is 0."""
+    """Read a file. Raise LoadError if it is larger than `limit`, or than FILE if `limit` is 0."""
     limit = limit or FILE
     with file.open("rb") as stream:
         data = stream.read(limit + 1)

@@ -14,7 +14,7 @@ import numpy as np
 VERSION = 4
 #: Address of the pool in the client.
 BASE = 0x2000_0000_0000
-#: Offsets in the pool of the data of a launch, and of the allocations.
+#: Offsets of a launch's data and of the allocations in the pool.
 LAUNCH = 1 << 20
 HEAP = 2 << 20
 #: Offset of the table of allocations.

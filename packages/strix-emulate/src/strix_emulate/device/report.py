@@ -8,7 +8,7 @@ from collections import Counter
 
 from strix_emulate.memory.findings import Note
 
-#: Matches the libraries with kernels of ROCm, torch, vLLM and llama.cpp.
+#: Matches the libraries of ROCm, torch, vLLM and llama.cpp that contain kernels.
 _UPSTREAM = re.compile(
     r"lib(rocblas|hipblaslt|hipsparselt|rocsolver|rocsparse|rocrand|hiprand|rocfft|rocalution|rccl"
     r"|torch_hip|MIOpen|hiptensor|rpp|composable_kernel|rocwmma|ggml-hip)[^/]*\.so[.\d]*$"

@@ -41,7 +41,7 @@ from strix_emulate.statistics import occupancy
 #: store wrote, but does not use the value. (An unwritten value is NaN, so its use in a kernel shows
 #: in the results.)
 _WARN_ONLY = frozenset({"stale", "uninitialised"})
-#: Offsets in the pool of the dispatch packet and of the queue.
+#: Offsets of the dispatch packet and of the queue in the pool.
 _PACKET = LAUNCH + (1 << 19)
 _QUEUE = _PACKET + 4096
 #: Maximum bytes of arguments. In the pool, the buffer of hostcalls follows the arguments.

@@ -212,7 +212,7 @@ def _is_plain_load(ins: Instruction) -> bool:
 
 
 def _bits_before(ins: Instruction, bits: int) -> int:
-    """Return the registers whose value before an instruction may be in `bits` after it.
+    """Return the registers from which the values in `bits` after an instruction may come.
 
     `bits` and the result are bit masks of registers. They differ if the instruction copies or
     overwrites registers in `bits`.
@@ -233,7 +233,7 @@ def _bits_before(ins: Instruction, bits: int) -> int:
 
 
 def _copied_bits(target: Operand, source: Operand, bits: int) -> int:
-    """Return the registers of `source` that are copied to those of `target` that are in `bits`.
+    """Return the registers of `source` whose copies in `target` are in `bits`.
 
     `bits` and the result are bit masks of registers.
     """

@@ -43,7 +43,7 @@ _SCC = Operand("scc")
 _FLOATS = re.compile(r"s_\w+_f(16|32)(_|$)")
 #: Number of the message MSG_RTN_GET_REALTIME.
 _GET_REALTIME = 0x83
-#: Instructions with a constant of 16 bits, and the instructions of which they are short forms.
+#: Short forms with a constant of 16 bits, and the instructions that they stand for.
 _SHORT = {"s_movk_i32": "s_mov_b32", "s_addk_i32": "s_add_i32", "s_mulk_i32": "s_mul_i32"}
 
 

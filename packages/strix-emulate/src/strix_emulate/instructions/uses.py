@@ -129,7 +129,8 @@ class Uses:
         """Return what the branch at an index decides.
 
         Return None if code with an effect depends on it, or if no path from it leads to the end.
-        For example, the code of `tanh` branches to one of two approximations.
+        For example, the branch to one of the two approximations in `tanh` only decides what is
+        computed, so its result is not None.
         """
         if self._meetings is None:
             self._meetings = post_dominators(self._all_successors())
@@ -206,7 +207,7 @@ def _has_effect(ins: Instruction) -> bool:
 
 
 def _targets(ins: Instruction) -> int:
-    """Return the bit mask of the registers that an instruction writes, also of EXEC and SCC."""
+    """Return the bit mask of the registers that an instruction writes, including EXEC and SCC."""
     bits = 0
     for part in ins.pair or (ins,):
         bits |= operand_bits(*written_operands(part))
@@ -257,7 +258,7 @@ def _bits_behind(ins: Instruction, bits: int, exec_changed: bool) -> int:
 
 
 def _dependent_targets(ins: Instruction, bits: int, written: int) -> int:
-    """Return which registers that an instruction writes depend on the loaded value.
+    """Return the targets of an instruction that depend on the loaded value after it.
 
     Args:
         ins: The instruction.
@@ -321,7 +322,7 @@ def _source_bits(ins: Instruction) -> int:
 
 
 def _replaces(ins: Instruction) -> bool:
-    """Return whether an instruction overwrites all of its targets, vectors in the active lanes."""
+    """Return whether an instruction overwrites its targets completely, at least in active lanes."""
     if ins.name.startswith("s_"):
         return not ins.name.startswith("s_cmov")
     if ins.name.startswith("v_cmp") or "lane_b32" in ins.name:

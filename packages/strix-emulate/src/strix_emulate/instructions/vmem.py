@@ -49,11 +49,11 @@ def access_size(ins: Instruction) -> int:
 
 
 def stored_half(ins: Instruction) -> tuple[int, str]:
-    """Return the register of which a store of 8 or 16 bits reads only one half, and that half.
+    """Return the data register of a store of 8 or 16 bits, and the half of it that is stored.
 
     Returns:
         (bit mask of the register, "l" or "h"), or (0, "") if the instruction is not such a store,
-        or its address has the register too.
+        or also has the register in its address.
     """
     if not has_action(ins.name, "store"):
         return 0, ""
@@ -371,7 +371,7 @@ def _compile_load(
                     touches.append(touch)
             data = memory.load(at, size) if len(at) else np.zeros((words, 0), np.uint32)
             if inside is not None:
-                # Lanes whose address is outside the range of the buffer or the LDS load 0.
+                # A lane loads 0 if its address is outside the range of the buffer or the LDS.
                 whole = np.zeros((words, len(inside)), np.uint32)
                 whole[:, inside] = data
                 data = whole

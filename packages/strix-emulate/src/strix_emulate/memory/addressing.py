@@ -230,7 +230,7 @@ def locate_buffer(
     """Return the locator of a buffer access. Lanes outside the resource's range access no memory.
 
     An access by offset needs a raw resource, and an access by index a resource of records with
-    `stride` bytes (ISA, "Buffer Addressing"). An access by index traps if its resource is swizzled,
+    `stride` bytes (ISA, "Buffer Addressing"). The access traps if a resource of records is swizzled
     or adds the lane's number to the index.
     """
     first, resource, base = operands

@@ -18,10 +18,10 @@ UNWRITTEN = 3
 
 
 class Arena(Memory):
-    """Global memory, with arrays far apart, each across a multiple of 4 GiB.
+    """Global memory. Its arrays are far apart, and each array lies across a 4 GiB boundary.
 
-    An address that misses its array, even by gigabytes, does not hit another one. The multiple of
-    4 GiB reveals code that loses the carry into the high half of an address.
+    An address that misses its array, even by gigabytes, does not hit another one. The boundary
+    reveals code that loses the carry into the high half of an address.
 
     Attributes:
         whole_words: Whether accesses of aligned words may reach past an array's end

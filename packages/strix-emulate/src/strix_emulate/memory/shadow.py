@@ -8,7 +8,7 @@ Two accesses of different waves, at least one of which is a write, are a race if
 between them. For waves of different workgroups, it must be a barrier of the grid, which clears all
 tags of global memory. A barrier of a workgroup does not order an access that is still outstanding
 when its wave arrives at the barrier. Such an access gets a tag as if it came after the barrier
-(:meth:`Memory.postpone`). Accesses that look like a race are none if atomics order them
+(:meth:`Memory.postpone`). Accesses that look like a race are not a race if atomics order them
 (:mod:`strix_emulate.memory.happens_before`).
 """
 
