@@ -57,7 +57,7 @@ def pytest_runtest_protocol(item):
 def pytest_runtest_makereport(item, call):
     """Record the outcome of a case, and stop if the next case needs a new process.
 
-    After a trap or a refusal, a new process is needed, because the device executes nothing more.
+    After an error of _LASTING, a new process is needed, because the device executes nothing more.
     After any other failure, it is needed because pytest keeps the tensors of the failed case, which
     can fill the device's memory.
     """

@@ -49,7 +49,7 @@ def count(output: str, status: int) -> Counter[str]:
         lost = lost or next((what for text, what in _LOST.items() if text in line), "")
         for report, outcome in _REPORTS.items():
             if report.match(line):
-                # Cases that fail after a trap failed because of it, or were not executed.
+                # Once the device is lost, every reported failure is a result of this loss.
                 counts[lost if lost and outcome == "wrong" else outcome] += 1
                 break
     if lost and not counts[lost]:

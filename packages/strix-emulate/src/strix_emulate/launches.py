@@ -100,7 +100,7 @@ class _Placed:
 
 #: Mode of an array in global memory by the mode of its buffers.
 _MODES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
-#: struct's format of an argument by value, by its bytes.
+#: struct's format of an argument that is passed by value, by the argument's size in bytes.
 _INTEGER_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _FLOAT_FORMATS = {2: "e", 4: "f", 8: "d"}
 #: Bytes for the queue and the dispatch packet. They include the unused space that the arena leaves

@@ -122,7 +122,7 @@ def measure_traffic(launch: Launch) -> dict:
         A dict with these keys.
         memory_bytes: Bytes that global, flat and buffer instructions moved.
         scratch_bytes: Bytes that scratch instructions moved.
-        flops: Operations of the matrix instructions, also of those on integers.
+        flops: Operations of the matrix instructions, including those on integers.
         bytes_per_flop: memory_bytes / flops, if there are any flops.
         scratch_bytes_per_iteration: scratch_bytes, if there are any, divided by how often waves
             entered the hot block. The hot block is the block that waves entered most often. If

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Floating-point operations of the RDNA3.5 ISA that numpy lacks, on numpy arrays.
 
-They round to nearest even, unless a docstring says otherwise. Flushing keeps the sign of zero, as
-the hardware does.
+They round to nearest even, unless a docstring says otherwise. Flushing a denormal number to zero
+keeps its sign, as in the hardware.
 """
 
 from collections.abc import Callable

@@ -28,7 +28,7 @@ SHADER_CYCLES = 29
 
 
 def hardware_register(op: Operand) -> tuple[int, int, int]:
-    """Return register number, first bit and number of bits in an S_GETREG or S_SETREG operand."""
+    """Decode an S_GETREG or S_SETREG operand to register number, first bit and number of bits."""
     bits = int(op.value)
     return bits & 63, bits >> 6 & 31, (bits >> 11 & 31) + 1
 
@@ -101,8 +101,8 @@ def _require_mode(register: int) -> None:
 def after(ins: Instruction, mode: Mode) -> Mode:
     """Return the mode after an instruction. Raise Unknown for a mode that is not supported.
 
-    S_SETREG_B32 is assumed to restore the mode at the start of the kernel. When the instruction is
-    executed and its source register has another mode, it traps.
+    S_SETREG_B32 is assumed to restore the mode with which the kernel began. When it is executed, it
+    traps if its source register has another mode.
     """
     if ins.name in ("s_denorm_mode", "s_round_mode"):
         first = _DENORMALS_32 if ins.name == "s_denorm_mode" else 0

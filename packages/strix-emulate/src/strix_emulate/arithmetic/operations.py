@@ -139,7 +139,7 @@ def trailing_zeros(x):
 
 
 def _lane_count(first):
-    """Return V_MBCNT, which counts how many lanes below its own a mask of 32 lanes contains.
+    """Return V_MBCNT. For each lane, it counts the lower lanes that a mask of 32 lanes contains.
 
     `first` is the lane of the mask's lowest bit. The count is added to a base.
     """
@@ -671,8 +671,7 @@ def _carry(sign: int, swapped: bool):
 
 
 def _mad_64(dtype):
-    """Return a function that adds a 64-bit addend to a product, and returns the sum and its bit 64.
-    """
+    """Return a function that adds a product to a 64-bit addend. It returns the sum and bit 64."""
 
     def run(a, b, addend):
         product = np.multiply(a, b, dtype=dtype)

@@ -139,7 +139,7 @@ def _clip(low: int, high: int):
 def _norm(low: int, high: int):
     """Return V_CVT_*_NORM, which multiplies by `high` and rounds to nearest even.
 
-    First, the source is limited to -1 to 1, or to 0 to 1 if `low` is 0. NaN becomes 0.
+    First, the source is limited to the range -1 .. 1, or 0 .. 1 if `low` is 0. NaN becomes 0.
     """
     lowest = -1 if low else 0
 

@@ -35,7 +35,7 @@ class Image:
         data: Bytes by address, relocated for address 0.
         entry: Address of the kernel's first instruction.
         code: (address, size) of the functions outside the kernels. In `loader.Module`, all code.
-        pointers: Addresses of 64-bit pointers. Loading adds the image's own address to the pointers.
+        pointers: Addresses of 64-bit pointers. Loading adds the image's address to the pointers.
     """
 
     data: bytes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Limits of the size of input files. They stop files that were made to use up memory or time.
 
-No known file exceeds them. The largest known code object is RCCL's, with 88 million bytes. Those of
-rocBLAS have 10 MiB of kernels and hundreds of notes.
+No known file exceeds them. The largest known code object is RCCL's, with 88 million bytes. The code
+objects of rocBLAS have 10 MiB of kernels and hundreds of notes.
 """
 
 import zipfile

@@ -297,7 +297,7 @@ def _subtract_ranges(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int]
 
 
 def _keeps_denormals(name: str, mode: int) -> bool:
-    """Return whether a kernel with this denormal mode keeps denormals, or flushes them."""
+    """Return True if a denormal mode keeps denormals, and False if it flushes them."""
     if mode not in (0, 3):
         raise Unsupported(f"{name}: flushes denormals of only the inputs or only the results")
     return mode == 3

@@ -35,11 +35,11 @@ from strix_emulate.run.options import Options, Outcome
 from strix_emulate.run.program import Program
 from strix_emulate.statistics import occupancy
 
-#: Checks whose findings end no launch without the option `strict`, because code from ROCm's headers
-#: in a program's own kernels has such findings. "stale": grid.sync() empties the caches before its
-#: barrier and not after it. "uninitialised": rocPRIM's block_scan reads padding in the LDS that no
-#: store wrote, but does not use the value. (An unwritten value is NaN, so its use in a kernel shows
-#: in the results.)
+#: Checks whose findings end a launch only with the option `strict`. A program's own kernels may
+#: contain code from ROCm's headers that has such findings. "stale": grid.sync() empties the caches
+#: before its barrier and not after it. "uninitialised": rocPRIM's block_scan reads padding in the
+#: LDS that no store wrote, but does not use the value. (An unwritten value is NaN, so its use in a
+#: kernel shows in the results.)
 _WARN_ONLY = frozenset({"stale", "uninitialised"})
 #: Offsets of the dispatch packet and of the queue in the pool.
 _PACKET = LAUNCH + (1 << 19)

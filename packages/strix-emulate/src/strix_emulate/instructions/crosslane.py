@@ -270,7 +270,7 @@ def _compile_packed(ins: Instruction, mode: Mode) -> Compiled:
     """Compile a packed operation (VOP3P), which computes both halves of its target.
 
     Op_sel selects the halves of the sources for the low half of the target, and op_sel_hi those for
-    the high half. CLAMP saturates integers, and limits floats to 0 to 1.
+    the high half. CLAMP saturates integers, and limits floats to the range 0 .. 1.
     """
     clamp = bool(ins.modifiers.get("clamp"))
     kind, _, plain_function = packed(ins.name, clamp)

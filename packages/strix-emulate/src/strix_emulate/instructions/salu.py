@@ -70,7 +70,7 @@ def compile_scalar(ins: Instruction, mode: Mode) -> Compiled:
 
 
 def _micro_op(ins: Instruction) -> MicroOp | None:
-    """Return an operation if the tables have it, or None. The flag, if any, is SCC."""
+    """Return the operation of an instruction, or None if no table has it. Any flag is SCC."""
     if ins.name in _SHORT:
         return _micro_op(_expand_short(ins))
     if ins.name in COMPARES or ins.name in IMMEDIATE:
@@ -114,8 +114,8 @@ def _micro_op_of_vector(ins: Instruction, mode: Mode) -> MicroOp:
         operands = (operands[0], replace(operands[1], half="h"))
     name = ins.name.replace("s_", "v_", 1).replace("_hi_", "_")
     micro = vector_micro_op(replace(ins, name=name, operands=operands), mode)
-    # C's functions for scalar instructions are those of the usual mode, and C can flush denormals.
-    # numpy computes float16 results, and results that this mode changes in another way.
+    # C has scalar functions only for the usual mode, but it can also flush denormals. So numpy
+    # computes float16 results, and results that this mode changes by more than flushing.
     is_in_c = micro.name == name and micro.kind != "f16"
     return replace(micro, name=ins.name if is_in_c else "", handler="scalar")
 
@@ -247,7 +247,7 @@ def _hardware_id(g: Waves, target: Target) -> np.ndarray:
 
 
 def compile_setreg(ins: Instruction, start: int) -> Compiled:
-    """Compile S_SETREG_B32 of MODE, which must restore the mode at the start of the kernel."""
+    """Compile S_SETREG_B32 of MODE, which must restore the mode with which the kernel began."""
     _, first, size = hardware_register(ins.operands[1])
     read = reader(ins.operands[0], "u32")
     mask = U32((1 << size) - 1)

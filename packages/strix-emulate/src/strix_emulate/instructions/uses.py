@@ -23,10 +23,10 @@ _VCC = registers("s", VCC, 2)
 _M0 = registers("s", M0)
 #: Bit of SCC in a bit mask of registers. No register has this bit.
 _SCC = 1 << 600
-#: Where code diverges, the loaded value may decide which lanes execute a part of the code. In a bit
-#: mask of registers, the bits of EXEC and of the scalar registers that hold such a lane mask are
-#: shifted by this number. The lane masks of all parts together are the lanes that were active
-#: before the code diverged. These lanes do not depend on the value.
+#: Where code diverges, the loaded value may decide the lane mask of a part of the code: which lanes
+#: execute that part. In a bit mask of registers, the bits of EXEC and of the scalar registers that
+#: hold such a lane mask are shifted by this number. The lane masks of all parts together are the
+#: lanes that were active before the code diverged. These lanes do not depend on the value.
 _PART = 601
 _PART_OF_EXEC = _EXEC << _PART
 #: If EXEC has changed since the load, and a vector instruction overwrites a register that depends
@@ -81,8 +81,8 @@ class Uses:
     """The flow of loaded values through the code of a kernel.
 
     Attributes:
-        complete: Whether all of the flow is known, because the kernel calls no function, and M0
-            selects no vector registers.
+        complete: Whether all of the flow is known: the kernel calls no function, and M0 selects no
+            vector registers.
         numbers: Numbers of loads and stores, by address. A load has its position in `loads`. A
             store or atomic has its position among the stores and atomics, modulo 64.
         loads: The loads.
@@ -129,8 +129,8 @@ class Uses:
         """Return what the branch at an index decides.
 
         Return None if code with an effect depends on it, or if no path from it leads to the end.
-        For example, the branch to one of the two approximations in `tanh` only decides what is
-        computed, so its result is not None.
+        For example, a branch in `tanh` selects one of two approximations. It only decides what is
+        computed, so the result is not None.
         """
         if self._meetings is None:
             self._meetings = post_dominators(self._all_successors())

@@ -41,7 +41,7 @@ def epoch_after_barrier(epoch):
 
 
 def epoch_after_release(epoch):
-    """Return the epoch of waves after a release. At the maximum, the number of releases stays."""
+    """Return the epoch of waves after a release. The number of releases stops at its maximum."""
     return epoch + ((epoch & _EPOCH_RELEASES) < _EPOCH_RELEASES)
 
 

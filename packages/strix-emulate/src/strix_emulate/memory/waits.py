@@ -86,7 +86,7 @@ _Entries = tuple[Outstanding, ...]
 
 
 class State:
-    """The entries of the three counters. It is never modified. See `of` for equal entries.
+    """The entries of the three counters. A state is never modified. Use `of` to get a state.
 
     Attributes:
         queues: Entries by counter, in the order of issue.
@@ -251,7 +251,7 @@ def check_pending(
         target: Bit mask of the registers that a load will write.
         counter: The load's counter.
         findings: Receives the finding.
-        stored: Bit mask of the register of which a store reads one half, and that half.
+        stored: For a store of half a register, the register's bit mask and the half.
     """
     half_bits, half = stored
     for number, queue in enumerate(g.queues.state.queues):
@@ -386,7 +386,7 @@ def _unite(first: tuple, second: tuple) -> tuple:
 
 
 def _pad(issuers, size, before, after):
-    """Return the issuers' flags, after `before` and in front of `after` flags that are False."""
+    """Return the issuers' flags, with `before` False flags in front of them and `after` behind."""
     flags = np.ones(size, bool) if issuers is None else issuers
     return np.concatenate([np.zeros(before, bool), flags, np.zeros(after, bool)])
 

@@ -226,7 +226,10 @@ class Run:
         checks: Findings | None,
         first: int = 0,
     ) -> None:
-        """Execute the steps from `first` on: in C, or one by one if the checks have no plan."""
+        """Execute the steps from `first` on in C.
+
+        numpy executes a step at which C stops, and all these steps if a wait is missing.
+        """
         count = len(self.ops)
         session = self.session
         start = self._starts[first]

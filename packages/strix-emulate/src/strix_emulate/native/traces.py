@@ -180,7 +180,7 @@ class Trace:
 
     @property
     def is_useless(self) -> bool:
-        """Whether waves leave the trace early more often than not."""
+        """Whether waves have left the trace early several times, and more often than not."""
         return self.early_exits > _ENTRIES_BEFORE_TRACE and 2 * self.early_exits > self.entered
 
 

@@ -30,8 +30,8 @@ __all__ = ["Machine", "Options", "Outcome"]
 
 #: Number of waves of 32 lanes in a batch, if numpy executes it or the kernel polls.
 _BATCH = 128
-#: Otherwise, the minimum and maximum number of such waves. Between these limits, registers, scratch
-#: and LDS of a batch fit into a cache of _CACHE bytes.
+#: Otherwise, the minimum and maximum number of such waves. Within these limits, the number is such
+#: that registers, scratch and LDS of a batch fit into a cache of _CACHE bytes.
 _MIN_BATCH_IN_C = 32
 _MAX_BATCH_IN_C = 512
 _CACHE = 1 << 20
@@ -203,14 +203,14 @@ class Machine:
         self._scheduler.update_shadows()
 
     def _release(self, spaces: Spaces) -> None:
-        """Release memory of the launch to which the program or this object still refers."""
+        """Release the launch's memory, to which the program and this object still refer."""
         self._program.release()
         self._scheduler.detach()
         for memory in (self._arena, spaces.lds, spaces.scratch):
             memory.release_tags()
 
     def _prepare_doubts(self) -> None:
-        """If all of the kernel's code is known, judge races by the use of the loaded values."""
+        """If the flow of loaded values is known, judge races by the use of these values."""
         uses = self._program.uses
         if self._findings and uses.complete and not self._program.partial:
             self._arena.doubts = Doubts(

@@ -94,7 +94,8 @@ class Barriers:
             The waves that can continue.
 
         Raises:
-            Trap: The finding ends the launch. If a wave waits for the grid, it always does.
+            Trap: The finding ends the launch. It always does if a wave waits for the grid, or if
+                nothing is checked.
         """
         sets = [gathered.join_all() for gathered in self._waiting.values()]
         sets += self._for_grid

@@ -117,8 +117,8 @@ _FUNCTION_ENDS = {
     "s_endpgm",
     "s_setpc_b64",
 }
-#: If the functions of a file have more bytes, each is decoded when it is called. RCCL's file has 88
-#: million bytes.
+#: If the functions of a file have more bytes than this, each function is decoded when it is called.
+#: RCCL's file has 88 million bytes.
 _MAX_CODE = 8 << 20
 #: Bytes of code in which to search for the end of a function. The sizes are tried in this order.
 _FUNCTION_SIZES = (1 << 12, 1 << 16, 1 << 20)

@@ -201,7 +201,7 @@ def _patch_accelerator(accelerator, device, stream) -> None:
 
 
 def _make_generator(torch):
-    """Return a replacement for the class torch.Generator, which computes on the CPU."""
+    """Return a class that replaces torch.Generator and computes on the CPU."""
     base: Any = torch.Generator
 
     class Generator(base):
