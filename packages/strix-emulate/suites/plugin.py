@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-#: Errors of HIP after which the device executes nothing more, and the outcome of the case: 700 is
-#: the error after a trap other than abort(), 719 the one after abort(), 801 the one of an
-#: unsupported call, and 999 the one of a fault of the emulator.
-_LASTING = {700: "trapped", 719: "error", 801: "refused", 999: "error"}
+#: Errors of HIP after which the device executes nothing more, and the outcome of the case: 2 means
+#: that the emulator is out of memory, 700 a trap other than abort(), 719 abort(), 801 an
+#: unsupported call, and 999 a fault of the emulator.
+_LASTING = {2: "error", 700: "trapped", 719: "error", 801: "refused", 999: "error"}
 #: What Triton's exceptions say of a type that the GPU does not have.
 _REFUSES = "not supported in this architecture"
 #: Matches files whose assertions compare results: tests, and torch's and numpy's helpers for tests.

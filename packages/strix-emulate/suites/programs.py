@@ -30,7 +30,12 @@ _REPORTS = {
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 #: Messages of the device after which it executes nothing more, and the outcome of the case. An
 #: error hipErrorNotSupported without such a message is AMD's own answer.
-_LOST = {"strix-emulate: trap in": "trapped", "; all later calls fail": "refused"}
+_LOST = {
+    "strix-emulate: trap in": "trapped",
+    "; all later calls fail": "refused",
+    "strix-emulate: internal error": "error",
+    "strix-emulate: the emulator is out of memory": "error",
+}
 
 
 def count(output: str, status: int) -> Counter[str]:

@@ -158,6 +158,8 @@ def test_reports_of_programs_are_counted(output: str) -> None:
         # test_device_features.py tests that the device prints these.
         ("strix-emulate: hipX is not supported; all later calls fail", "refused"),
         ("strix-emulate: add: does not round to nearest even; all later calls fail", "refused"),
+        ("strix-emulate: internal error (KeyError: 'x')", "error"),
+        ("strix-emulate: the emulator is out of memory", "error"),
     ],
 )
 def test_what_fails_by_the_device_is_not_wrong(line: str, outcome: str) -> None:
