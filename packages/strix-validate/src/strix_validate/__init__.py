@@ -11,8 +11,8 @@ import gc
 import os
 
 # torch and compiled kernels keep a million objects alive. With Python's default thresholds, the
-# garbage collector traverses these objects so often that it takes an eighth of a run's CPU time,
-# and a third of it in runs that execute kernels without a GPU.
+# garbage collector traverses these objects so often that it takes an eighth of a run's CPU time, or
+# a third if the run executes kernels without a GPU.
 gc.set_threshold(10_000, 10, 100)
 
 __all__ = ["GPUS", "TARGET", "VLLM_DEVICE_NAME"]
@@ -29,6 +29,6 @@ GPUS = {
 #: The GPU architecture to validate, as LLVM and ROCm name it. The environment variable is named
 #: after a key of variants.yaml, because package tests get that key as a variable.
 TARGET = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name is in lower case)
-#: The GPU's name in the names of vLLM's files of tuned tile sizes. Only for gfx1151, this is a
-#: marketing name.
+#: The GPU's name in the file names of vLLM's tuned tile sizes: a marketing name for gfx1151, and
+#: the architecture for other GPUs.
 VLLM_DEVICE_NAME = "AMD_Radeon_8060S" if TARGET == "gfx1151" else TARGET

@@ -30,7 +30,7 @@ class State(StrEnum):
 
 
 class Severity(StrEnum):
-    """The severity of a doctor's finding.
+    """The severity of a finding of the doctor.
 
     Attributes:
         ERROR: The check fails.
@@ -110,7 +110,8 @@ class RunOptions:
         device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" if torch is not used.
         size: How much of each tier runs.
         root: The folder that the doctor reads as the machine's root, with /proc, /sys and /etc.
-        weights: Bytes of a model's weights, for which the doctor prints vLLM's flags.
+        weights: Size of a model's weights in bytes. The doctor prints vLLM's flags for such a
+            model.
         vllm: A source folder of vLLM to use instead of the installed one.
         url: The URL of a running vLLM server.
         model: The server's name for its model; without url, a model's folder to serve.
@@ -145,7 +146,7 @@ class CheckFailed(Exception):
 
 
 def need_gpu(options: RunOptions, reason: str) -> None:
-    """Raise CannotRun with the reason if there is no GPU."""
+    """Raise CannotRun with the reason if the run uses no GPU."""
     if options.device != "cuda":
         raise CannotRun(reason)
 
@@ -202,7 +203,7 @@ def read_reason(body: Callable) -> str:
 
 
 def index_by_name(*bodies: Callable) -> dict[str, Callable]:
-    """Return functions by their names, with hyphens as in ids."""
+    """Return the functions by name, with hyphens instead of underscores, as in ids."""
     return {body.__name__.replace("_", "-"): body for body in bodies}
 
 

@@ -109,8 +109,8 @@ def libraries(
 ) -> None:
     """Check torch's operations on the GPU, with float64 as the reference.
 
-    These are matrix products, factorisations, gradients, convolutions, host memory, torch.compile
-    and bitsandbytes. A run on a CPU tests only the checks themselves.
+    The checks cover matrix products, factorisations, gradients, convolutions, host memory,
+    torch.compile and bitsandbytes. A run on a CPU tests only the checks themselves.
     """
     run_and_exit(
         ["libraries"],
@@ -295,8 +295,8 @@ def run(  # noqa: PLR0913 (each argument is an option of the command)
 ) -> None:
     """Run every tier. With --evidence, write the record.
 
-    With --quick, run only the tiers that test this machine, at size quick and without the checks
-    conv, and print a table of the machine's speeds.
+    With --quick, run only the tiers that test this machine, at size quick and without the `conv`
+    checks, and print a table of the machine's speeds.
     """
     names = tier or []
     for name in names:
@@ -332,7 +332,7 @@ app.command()(tune_command.tune)
 
 @contextlib.contextmanager
 def _exit_if_missing(purpose: str) -> Iterator[Console]:
-    """End a command with status 3 if a library that it needs is missing, or if it cannot run here.
+    """End a command with status 3 if it cannot run here, for example because a library is missing.
 
     If a call or its child process fails, the status is 1.
 
@@ -372,8 +372,8 @@ def warm(
 
     After that, the first request does not have to compile them. The kernels are compiled for
     gfx1151 into this user's Triton cache; no GPU is needed. With --model, the command first prints
-    how many of vLLM's kernels no package contains, and an estimate of how long their compilation
-    takes.
+    how many of vLLM's kernels for this model are in no package, and about how long their
+    compilation takes.
     """
     with _exit_if_missing("compile") as console:
         from strix_validate.precompiled.warm import calls, estimate_compilation, fill

@@ -8,12 +8,12 @@ from pathlib import Path
 from strix_validate import TARGET
 from strix_validate.json_file import read_small_text
 
-#: Names in conda channels, by PyPI's name, of packages for which the two names differ.
+#: Packages that have another name in conda channels than on PyPI: conda's name, by PyPI's name.
 _CONDA_NAMES = {
     "torch": "pytorch",
     "matplotlib": "matplotlib-base",
 }
-#: pip's arguments for packages that pip cannot install by name: strix-emulate is not on PyPI, and
+#: pip's arguments for packages for which the name is not enough: strix-emulate is not on PyPI, and
 #: PyPI's torch is built for CUDA.
 _PIP_ARGUMENTS = {
     "strix-emulate": "./packages/strix-emulate",
@@ -51,7 +51,7 @@ def _advise_pip(name: str, prefix: Path) -> str:
     """Return the command for an environment of pipx, uv or venv.
 
     The environments of pipx, uvx and `uv tool` are for strix-validate alone. If torch is missing in
-    one of them, advise to install strix-validate in the environment of torch instead.
+    one of them, the advice is to install strix-validate in torch's environment instead.
     """
     arguments = _PIP_ARGUMENTS.get(name, name)
     config = read_small_text(prefix / "pyvenv.cfg") or ""
@@ -75,7 +75,7 @@ def _advise_pip(name: str, prefix: Path) -> str:
 def is_of_pixi(prefix: Path) -> bool:
     """Return whether an environment belongs to a pixi workspace.
 
-    The environment is in the workspace's folder .pixi, or in another folder ("detached").
+    Such an environment is in the workspace's folder .pixi, or in another folder ("detached").
     """
     return ".pixi" in prefix.parts or (prefix / "conda-meta/pixi").is_file()
 

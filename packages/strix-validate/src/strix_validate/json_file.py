@@ -27,7 +27,7 @@ def read_small_file(file: Path) -> bytes:
 
 
 def read_small_text(file: Path) -> str | None:
-    """Return a text file without blanks, newlines and NULs at its ends, or None if unreadable."""
+    """Return a file's text without blanks, newlines and NULs at its ends; None if unreadable."""
     try:
         data = read_small_file(file)
     except OSError:

@@ -220,8 +220,8 @@ def _run_tier(
 def _complete(selected: list[Check], results: Iterable[Result]) -> Iterator[Result]:
     """Yield the results, then a failure for each check without a result.
 
-    An exception ends the tier, so that later checks have no result. For example, a fault of the GPU
-    is raised by whichever call next reads the GPU's memory.
+    An exception ends the tier, so later checks have no result. For example, a fault of the GPU is
+    raised by whichever call next reads the GPU's memory.
     """
     missing = dict.fromkeys(selected)
     reason = "the tier returned no result for this check"

@@ -85,7 +85,7 @@ def read_memory_budget(root: Path) -> MemoryBudget | None:
     """Return the memory that vLLM may use on the machine whose files are below root.
 
     Returns:
-        The memory, whose method `flags` returns the flags of `vllm serve` for a model; or None if
-        the machine's files do not contain a number that is needed.
+        An object whose method `flags` returns the flags of `vllm serve` for a model; or None if the
+        machine's files do not contain a number that is needed.
     """
     return vllm_memory.read_memory_budget(Tree(root))

@@ -14,8 +14,8 @@ from strix_validate.triton import launches
 #: Minimum number of timed calls, and the maximum on a GPU.
 _MIN_REPEATS = 5
 _MAX_REPEATS = 500
-#: Bytes that a GPU overwrites before each call. Its cache is smaller, so that afterwards the cache
-#: has no input of the call.
+#: Bytes that a GPU overwrites before each call. Its cache is smaller, so afterwards it has no input
+#: of the call.
 _CACHE_BYTES = 256 * 2**20
 
 

@@ -59,8 +59,8 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
         strix_emulate.errors.LoadError: The file has no AMDGPU metadata note.
         ValueError: The metadata does not describe exactly one kernel.
     """
-    # `warm` and `compilations` must work without elftools and strix_emulate, so that these are
-    # imported only here.
+    # `warm` and `compilations` must work without elftools and strix_emulate, so these are imported
+    # only here.
     from elftools.elf.elffile import ELFFile
     from strix_emulate import TARGETS, elf_metadata, occupancy
 
@@ -83,13 +83,13 @@ def measure(elf: bytes, assembly: str, launch_lds: int, name: str = "kernel") ->
 
 
 def find_lost_products(ttgir: str) -> list[str]:
-    """Return the number types of products that could use the matrix unit, and do not.
+    """Return the data types of the products that could use the matrix unit but do not.
 
     If a tile is too small for the matrix unit, Triton prints "no matching matrix core intrinsic"
     and uses the vector unit instead, at a fraction of the speed.
 
     Args:
-        ttgir: A kernel in Triton's GPU dialect, a stage of its compiler.
+        ttgir: A kernel in Triton's GPU dialect, an intermediate stage of its compilation.
     """
     products = _PRODUCT.findall(ttgir)
     return [

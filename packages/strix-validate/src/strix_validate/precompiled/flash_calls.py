@@ -2,8 +2,8 @@
 """Calls of flash-attn whose kernels are shipped in packages or warmed up.
 
 The key of a kernel in Triton's cache includes the head dim, the data type, the mask, and whether an
-integer argument is 1 or a multiple of 16. It does not include lengths, numbers of heads, scales and
-sizes of windows. So one call of each kind is enough to compile all kernels of its kind.
+integer argument is 1 or a multiple of 16. It includes no lengths, numbers of heads, scales or sizes
+of windows. So one call of each kind is enough to compile all kernels of its kind.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ _DECODE = partial(flash.kv_cache, queries=1, batch=1, lengths=(40,))
 
 
 def has_aiter() -> bool:
-    """Return whether aiter is installed, whose kernels support windows and a paged cache."""
+    """Return whether aiter is installed. Its kernels support windows and a paged cache."""
     try:
         return importlib.util.find_spec("aiter.ops.triton") is not None
     except ModuleNotFoundError:
@@ -49,8 +49,8 @@ def flash_calls(
         head_dims: Head dims.
         dtypes: Data types.
         trained: Head dims for which there are also calls with a backward pass.
-        windowed: Whether to add windows that are bounded on both sides, and on the left only. They
-            are added only if aiter's kernels are installed, which support them.
+        windowed: Whether to add two windows: one that is bounded on both sides, and one on the left
+            only. They are added only if aiter is installed, because its kernels support them.
         capacities: Capacities in tokens of the caches to decode from.
     """
     windows: tuple[tuple[int, int], ...] = (_ALL,)

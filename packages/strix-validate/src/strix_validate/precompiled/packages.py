@@ -64,7 +64,7 @@ def look_up(
     in_one_process: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> list[CallAnswer]:
-    """Find or compile the kernels of calls of one library.
+    """Find or compile the kernels that the calls of one library need.
 
     Args:
         calls: The calls.
@@ -120,7 +120,7 @@ def write(folder: Path, lookups: Iterable[Lookup]) -> int:
 
 
 def _write_files(folder: Path, lookup: Lookup) -> dict[str, str]:
-    """Write those files of a kernel that Triton loads; return their sha256 by name."""
+    """Write a kernel's files, if Triton loads them; return their sha256 by name."""
     digests = {}
     for name, path in lookup.files.items():
         if not name.endswith((".json", ".hsaco")):
@@ -179,7 +179,7 @@ def count_origins(answers: Iterable[CallAnswer], prefix: Path) -> Counter[str]:
 
 
 def _list_shipped_calls(set_name: str) -> list[DeferredCall]:
-    """Return a set of calls of the packages in SHIPPING, from the tables SHIPPED of their modules.
+    """Return the calls of a set for all packages in SHIPPING; their tables SHIPPED list them.
 
     Raises:
         CannotRun: One of the packages is not installed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Calls that launch vLLM's kernels as its server does: same layout of the cache, scales, padding.
+"""Calls that launch vLLM's kernels with the cache layout, scales and padding of its server.
 
 With the recipe's patches, vLLM's attention kernels are compiled for each layer in LAYERS. Two
 layers that differ only in their numbers of heads, but not in the ratio of these numbers, share
@@ -26,7 +26,7 @@ from strix_validate.vllm import linear_attention, mla, quantized, sampling
 from strix_validate.vllm import source as vllm_source
 from strix_validate.vllm.source import VllmCall
 
-#: Bytes of a cache from which Triton uses 64-bit addresses, and therefore another kernel.
+#: For a cache of at least this many bytes, Triton uses 64-bit addresses, and so another kernel.
 _GIB_2 = 2**31
 #: Numbers of sequences in a batch. Triton compiles a separate kernel if an integer argument is 1,
 #: or a multiple of 16.
@@ -34,8 +34,8 @@ _BATCHES = (1, 2, 16)
 #: Numbers of tokens of a step. On gfx11, products with FP8 weights in blocks use another tile for
 #: more than 16 tokens. For each tile, Triton compiles a separate kernel for multiples of 16.
 _FP8_TOKENS = (1, 5, 16, 17, 32)
-#: Sizes of a token's vector: 32 and 20 blocks of 128 numbers. Only the first number of blocks is a
-#: multiple of 16.
+#: Sizes of a token's vector: 32 and 20 blocks of 128 numbers. Of these two numbers of blocks, only
+#: 32 is a multiple of 16.
 _FP8_SIZES = (4096, 2560)
 
 
@@ -102,7 +102,7 @@ def _step(
 
 
 def _list_layers() -> dict[str, Attention]:
-    """Return the attention layers of the table, each under the name of its model."""
+    """Return the table's attention layers by model name; suffixes tell a model's layers apart."""
     layers = {}
     for model_name, model in MODELS.items():
         kinds = model.layers.attention
@@ -157,7 +157,7 @@ def experts_calls(
     dtypes: Iterable[torch.dtype],
     tokens: Iterable[int] = vllm_experts.TOKENS,
 ) -> Iterator[DeferredCall]:
-    """Yield calls of layers of experts, for each number of tokens; a call has both products."""
+    """Yield calls of layers of experts for each number of tokens; a call computes both products."""
     for layer, dtype, n in product(layers, dtypes, tokens):
         build = partial(vllm_experts.mixture, layer=layer, tokens=n)
         yield defer(build, dtype, source=source)
@@ -262,7 +262,7 @@ def vllm_set(name: str, folder: Path | None) -> list[Call]:
             *sampling_calls(source, [VOCABULARIES["Llama-3.1-8B"]]),
         ]
     dtypes = (FP16, BF16)
-    # these lists have each layer and each vocabulary size once, in the order of the table
+    # dict.fromkeys removes duplicates, and keeps the order of the table
     latent = dict.fromkeys(layer for model in MODELS.values() for layer in model.layers.latent)
     return [
         *attention_calls(source, dict.fromkeys(LAYERS.values()), dtypes),

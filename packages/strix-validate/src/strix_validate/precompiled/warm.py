@@ -83,10 +83,10 @@ def _reduce_to_kernel(layer: Attention) -> Attention:
 
 
 def beyond_table(model: ModelLayers) -> ModelLayers:
-    """Return the layers of a model that differ from those of all models in models.toml.
+    """Return the layers of a model for which no package has kernels.
 
-    The packages have kernels only for the models in models.toml. Those of linear and of latent
-    attention are only for bfloat16.
+    The packages have kernels only for layers of the models in models.toml. Their kernels of linear
+    and latent attention are only for bfloat16.
     """
     kernels = {_reduce_to_kernel(layer) for layer in LAYERS.values()}
     latent: list[Latent] = []

@@ -24,7 +24,7 @@ LENGTHS = (
     *(1000, 1024),
 )
 _CAPACITY = 4096
-#: A layer of attention and a data type, by the name of a model with this layer or of a head dim.
+#: A layer of attention and a data type, by name: a model with such a layer, or the head dim.
 SHAPES = {
     "Llama-3.1-8B": (LAYERS["Llama-3.1-8B"], BF16),
     "Qwen2.5-0.5B": (LAYERS["Qwen2.5-0.5B"], FP16),
@@ -45,7 +45,7 @@ def flash_workload() -> Iterator[_GroupedCall]:
 
 
 def _flash_builds(layer: Attention, n: int) -> dict[str, tuple[partial, dict]]:
-    """Return, by kind of call, its builder for n tokens and the fields to replace in the call."""
+    """Return for each kind of call a builder, and the fields to replace in the built call."""
     heads = {
         "heads": layer.heads,
         "kv_heads": layer.kv_heads,
@@ -173,7 +173,7 @@ def count(
         The counts of packages.count_origins by group.
 
     Raises:
-        CannotRun: No call was selected, or its library is not installed.
+        CannotRun: No call was selected, or no library of the selected calls is installed.
         RuntimeError: A call failed.
     """
     selected: dict[str, list[_GroupedCall]] = {}
@@ -199,7 +199,7 @@ def count(
 def _list_workloads(
     vllm: Path | None, report: Callable[[str], None]
 ) -> dict[str, list[_GroupedCall]]:
-    """Return the calls of the workload by library; a library that is not installed is left out."""
+    """Return the calls by library; an entry is left out if one of its libraries is missing."""
     workloads: dict[str, list[_GroupedCall]] = {}
     if packages.has("flash_attn"):
         workloads["flash-attn"] = list(flash_workload())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Judge a server's prefix cache, batches and drafts, at the lengths at which they are used.
+"""Judge a server's prefix cache, batches, drafts and full context, at realistic lengths.
 
 The cache stores the beginning of a prompt in whole blocks. If layers of linear attention share the
 cache, a block can have thousands of tokens. The reference is the server's own prefill, which
@@ -24,9 +24,9 @@ from strix_validate.serving.judges import (
     read_known_text,
 )
 
-#: Minimum number of tokens that prompts share, without _BEYOND_BLOCK: the largest block that vLLM
-#: 0.33 uses in the cache of a common hybrid model. If a server reports its block size, prompts
-#: share at least two blocks. They share less if the context is too short.
+#: Minimum number of tokens that prompts share, not counting _BEYOND_BLOCK. This is the size of the
+#: largest block that vLLM 0.33 uses in the cache of a common hybrid model. If a server reports its
+#: block size, prompts share at least two blocks. They share less if the context is too short.
 _SHARED = 2144
 #: Number of tokens that prompts share beyond _SHARED or two blocks, whichever is more.
 _BEYOND_BLOCK = 64
@@ -57,7 +57,8 @@ _SCORED_TOKENS = 1 << 16
 _PASSAGE = 96
 #: vLLM's counter of drafted tokens.
 _DRAFTED = "vllm:spec_decode_num_draft_tokens"
-#: Nats by which a token may be less likely at the end of the context than in a short prompt.
+#: Nats by which tokens may, on average, be less likely at the end of the context than in a short
+#: prompt.
 _WORSE = 2.0
 #: Nats by which decoding and prefill may differ at the end of the context.
 _LAST_BOUND = 1.5
@@ -118,7 +119,7 @@ def shared_length(context: int, block: int) -> int:
 def judge_prefix(server: Endpoint) -> dict:
     """Require right answers to prompts that share more than a block of the cache.
 
-    The prompts are sent alone, at the same time, and as later turns of a conversation.
+    The prompts are sent one by one, several at once, and as later turns of a conversation.
 
     Raises:
         CannotRun: A block of the cache does not fit into the context.
@@ -168,14 +169,14 @@ def ask_twice_at_once(
     prompts: Sequence[list[int]],
     number: int,
 ) -> list[Generation]:
-    """Send each prompt twice, all at once; return answers, with those to equal prompts adjacent."""
+    """Send each prompt twice, all at the same time; return the answers in pairs."""
     doubled = _double(prompts)
     with ThreadPoolExecutor(len(doubled)) as pool:
         return list(pool.map(lambda prompt: server.generate(prompt, number), doubled))
 
 
 def _take_turns(server: Endpoint, pages: Pages, length: int, block: int) -> list[Generation]:
-    """Return answers in two turns of conversations.
+    """Return the answers of two conversations, each of which has two turns.
 
     Each answer of a first turn crosses the end of a block, so the block's state is stored while the
     answer is decoded. The second turn continues from this state.
@@ -228,7 +229,7 @@ def judge_long_pairs(server: Endpoint, length: int = _SHARED) -> dict:
 
 
 def judge_speculation(server: Endpoint, plain: Endpoint | None = None) -> dict:
-    """Require that drafted tokens are those that the model finds likeliest without drafts.
+    """Require that answers with drafted tokens have the tokens that are likeliest without drafts.
 
     Args:
         server: The server.
@@ -266,7 +267,7 @@ def judge_speculation(server: Endpoint, plain: Endpoint | None = None) -> dict:
 
 
 def _make_draft_prompts(pages: Pages) -> list[list[int]]:
-    """Return prompts, two of which repeat themselves, so that n-grams draft tokens as well."""
+    """Return prompts. Two of them repeat themselves, so n-gram speculation drafts tokens too."""
     repeated = pages.encode("The tide comes in, and the tide goes out. ") * 16
     half = repeated[: len(repeated) // 2]
     return [
@@ -349,7 +350,7 @@ def judge_context(server: Endpoint) -> dict:
 
 
 def _judge_passage(short: _Completion, full: _Completion, about: str) -> float | str:
-    """Require that a passage is completed as well at the end of the context as in a short prompt.
+    """Require about equally good completions at the end of the context and in a short prompt.
 
     Args:
         short: Completion of the short prompt.
@@ -389,8 +390,8 @@ def _can_score(pages: Pages, context: int) -> bool:
 
     vLLM's first model runner stores the logits of all tokens that it reads in one step.
     """
-    # an upper estimate of the vocabulary's size, to which the largest token id of a long text is
-    # close
+    # an upper estimate of the vocabulary's size, which is close to the largest token id of a long
+    # text
     vocabulary = 1.5 * max(pages.encode(f"{read_known_text()} {LETTERS}"))
     num_read = min(context, _STEP)
     has_room = vocabulary * num_read * _LOGIT_BYTES <= _LOGITS_ROOM

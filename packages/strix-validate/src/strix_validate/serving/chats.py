@@ -24,12 +24,12 @@ _WORDS = {
     "assistant": "obsidian",
     "last": "periwinkle",
 }
-#: Contents of the messages. All begin and end with the same words, so that the tokens between two
-#: contents in a prompt come from the template.
+#: Contents of the messages. All begin and end with the same words, so any difference between the
+#: tokens that surround two contents comes from the template.
 _CONTENTS = {
     name: f"Now hear this: the word is {word}, and no more." for name, word in _WORDS.items()
 }
-#: Numbers of tokens at the beginning and at the end of a message that may merge with tokens of the
+#: How many tokens at the beginning and at the end of a message may merge with tokens of the
 #: template.
 BEGIN = 3
 END = 1
@@ -111,7 +111,7 @@ def _require_messages(
 
 
 def _judge_counts(server: Endpoint, history: Sequence[dict], reply: Reply) -> dict:
-    """Judge the template by counts of tokens, for a server without token ids of a chat."""
+    """Judge the template by counts of tokens, for a server that returns no token ids of a chat."""
     judge_reply_usage(reply, _SHORT)
     if not reply.read:
         raise CannotRun("the server has no chat that returns token ids or token counts")
@@ -326,8 +326,8 @@ def judge_reply_stream(
 def _comparable(reply: Reply) -> dict:
     """Return the values of a reply that must be equal with and without streaming.
 
-    Two differences are no fault, so they are removed here. Parsers may strip blanks in one of the
-    two ways only. The finish reason of a named call may be "tool_calls" or "stop".
+    Two differences are no fault, so they are removed here. A parser may strip blanks only in a
+    stream, or only without one. The finish reason of a named call may be "tool_calls" or "stop".
     """
     finish = reply.finish
     if reply.calls and finish == "tool_calls":

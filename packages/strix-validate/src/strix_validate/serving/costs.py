@@ -80,7 +80,7 @@ def estimate_cost(name: str, server: Server) -> tuple[int, int]:
 
 
 def probe(endpoint: Endpoint) -> Server:
-    """Return a server's length of context, size of a cache block, and measured speed."""
+    """Return a server's context length, cache block size and measured speed."""
     try:
         context = endpoint.context()
         block = endpoint.block_size()
@@ -105,7 +105,7 @@ def probe(endpoint: Endpoint) -> Server:
 
 
 def describe_costs(names: Sequence[str], endpoint: Endpoint | None) -> str:
-    """Return in a line how many tokens checks need, and about how long that takes.
+    """Return a line that says how many tokens checks need, and about how long they take.
 
     Args:
         names: Names of the checks.
@@ -132,5 +132,5 @@ def describe_costs(names: Sequence[str], endpoint: Endpoint | None) -> str:
 
 
 def describe_plain_costs(url: str) -> str:
-    """Return in a line how many tokens the server without speculation reads and generates."""
+    """Return a line that says how many tokens the server without speculation needs."""
     return f"serve: the server at {url} reads about {PLAIN:,} tokens, and generates 12 tokens"

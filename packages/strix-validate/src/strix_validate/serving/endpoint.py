@@ -220,7 +220,7 @@ class Endpoint:
         """Generate as :meth:`generate` does, in parts.
 
         Raises:
-            CheckFailed: The stream does not end with [DONE].
+            CheckFailed: The stream reports an error, or does not end with [DONE].
         """
         begin = time.perf_counter()
         text = ""
@@ -249,7 +249,7 @@ class Endpoint:
         """Yield the parts of a streamed answer.
 
         Raises:
-            CheckFailed: The stream does not end with [DONE].
+            CheckFailed: The stream reports an error, or does not end with [DONE].
         """
         options = {"stream": True, "stream_options": {"include_usage": True}}
         request = _request(prompt, number, **options, **parameters)
@@ -259,7 +259,7 @@ class Endpoint:
         """Yield the parts of the streamed answer to any request.
 
         Raises:
-            CheckFailed: The stream does not end with [DONE].
+            CheckFailed: The stream reports an error, or does not end with [DONE].
         """
         with self.post(path, body) as answer, _convert_errors():
             # this wrapper accepts any line ends, a byte order mark, and letters cut in two by HTTP
@@ -283,8 +283,9 @@ class Endpoint:
         """Score tokens with the server's prefill.
 
         Args:
-            prompt: Text or token ids; with tokens, token ids.
-            tokens: Tokens after the prompt. If None, the prompt's own tokens except the first.
+            prompt: Text or token ids; token ids if `tokens` is given.
+            tokens: Tokens after the prompt. If None, the prompt's own tokens except the first are
+                scored.
             listed: How many of the likeliest tokens are listed at each place.
 
         Raises:

@@ -40,8 +40,9 @@ RECALLED = (8192, 32768)
 #: Tokens that the server's context must have beyond such a prompt, for the questions and answers.
 RECALL_MARGIN = 256
 #: Maximum bits per byte of the known text, and maximum nats per token. Trained models need 0.3 to
-#: 1.3 bits per byte and less than 4 nats per token. A model that guesses needs log2(32,000) / 4.3 =
-#: 3.5 bits and 10 nats; if its tokens are bytes, the model needs 8 bits and 5.5 nats.
+#: 1.3 bits per byte and less than 4 nats per token. A model that guesses among 32,000 tokens of 4.3
+#: bytes needs log2(32,000) / 4.3 = 3.5 bits per byte and 10 nats per token. If its tokens are
+#: bytes, it needs 8 bits and 5.5 nats.
 _BITS = 2.0
 _NATS = 4.5
 #: Number of tokens of a window of the known text.
@@ -87,7 +88,7 @@ def read_known_text() -> str:
 
 
 def largest_difference(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the largest difference of two lists of numbers.
+    """Return the largest absolute difference between corresponding numbers of two lists.
 
     Raises:
         CheckFailed: Their lengths differ, or a number is NaN.
@@ -118,7 +119,8 @@ def judge_greedy(
         about: First words of the message of a failure.
 
     Raises:
-        CheckFailed: A token is not the likeliest, or its log probability differs.
+        CheckFailed: More tokens exceed the bound than _RARE allows, or one exceeds _FAR times the
+            bound.
     """
     differences = _compare_with_prefill(server, answers)
     return _judge_differences(differences, bound, about)
@@ -198,7 +200,7 @@ def judge_pairs(
     bound: float = _BOUND,
     about: str = "",
 ) -> dict:
-    """Judge each answer to prompts that were sent twice at once.
+    """Judge the answers to prompts, each of which was sent twice at the same time.
 
     The answers to equal prompts may become different at a near tie, but nowhere else.
 
@@ -424,8 +426,8 @@ def _ask_number(
 ) -> str:
     """Ask for one of five numbers that are hidden between the pages; return the answer.
 
-    The prompts for the five numbers differ only in the question at their end. For every prompt
-    after the first one, the server's cache therefore has the beginning.
+    The prompts for the five numbers differ only in the question at their end. Therefore, the
+    server's cache has the beginning of every prompt after the first one.
     """
     lines = list(pages)
     for i in reversed(range(_HIDDEN)):

@@ -179,7 +179,7 @@ class _StreamedReply:
 
 
 def _reasoning(message: dict) -> str:
-    """Return the thoughts of a message, whose key differs between versions of vLLM."""
+    """Return a message's thoughts. Their key differs between versions of vLLM."""
     return message.get("reasoning") or message.get("reasoning_content") or ""
 
 

@@ -2,7 +2,7 @@
 """Judge whether a server applies sampling parameters: frequencies, seeds, penalties and biases.
 
 The log probabilities of one greedy step show how often each token should be drawn. A draw is one
-token long, so that hundreds of draws cost little.
+token long, so hundreds of draws cost little.
 """
 
 import math
@@ -28,7 +28,7 @@ _PROMPTS = (
     "It was the",
     "We hold these",
 )
-#: Maximum numbers of tokens that a request can list, by vLLM and by OpenAI.
+#: Maximum number of tokens for which vLLM, or OpenAI's API, lists log probabilities.
 _LISTED_BY_VLLM = 20
 _LISTED_BY_OPENAI = 5
 #: A text that repeats itself, so that a model goes on repeating it.
@@ -170,7 +170,7 @@ def _find_cut(probabilities: Sequence[float]) -> int:
 
 
 def _choose_prompt(server: Endpoint) -> tuple[list[int], dict[int, float]]:
-    """Return the prompt whose next token is least certain, and its likely next tokens."""
+    """Return the prompt whose next token is least certain, and the likely tokens' probabilities."""
     highest_entropy = 0.0
     best_prompt: list[int] = []
     best_probabilities: dict[int, float] = {}
@@ -277,7 +277,7 @@ def _require_frequencies(
 
 
 def _compare(tokens: Sequence[int], setting: _Setting) -> str:
-    """Return how frequencies differ from probabilities by Pearson's test, or "" if they agree."""
+    """Compare frequencies with probabilities by Pearson's test; return a message if they differ."""
     size = len(tokens)
     counts = Counter(tokens)
     num_others = sum(counts[token] for token in counts if token not in setting.expected)
@@ -371,7 +371,10 @@ def _judge_bias(server: Endpoint, prompt: list[int], unlikely: int) -> None:
 
 
 def judge_penalties(server: Endpoint) -> dict:
-    """Require that each token is the likeliest after penalties are subtracted.
+    """Require that penalties have their effects.
+
+    Each token must be the likeliest after its frequency_penalty or presence_penalty is subtracted.
+    repetition_penalty must change the tokens.
 
     Raises:
         CannotRun: The model generates no repetitions without penalties.
@@ -411,7 +414,8 @@ def _list_shortfalls(
     Args:
         server: The server.
         answer: The server's answer with the penalty.
-        penalty: Returns the nats that a token loses if it was generated so many times before.
+        penalty: Returns how many nats a token loses, for the number of times that it was generated
+            before.
     """
     scored = server.score(answer.prompt, answer.tokens, listed=_LISTED_BY_OPENAI)
     counts: Counter[int] = Counter()

@@ -124,8 +124,8 @@ def _call(server: Endpoint, choice: object, limit: int) -> Reply:
 def _judge_calls(server: Endpoint, reply: Reply, about: str) -> str:
     """Require calls of TOOL and no other tool; return whether arguments follow its schema.
 
-    A weak model may break the schema, because vLLM does not enforce schemas with each parser. But
-    an argument that the model's tokens contain must not be missing in the call.
+    A weak model may break the schema, because some of vLLM's parsers do not enforce it. But an
+    argument that the model's tokens contain must not be missing in the call.
     """
     if reply.finish == "length":
         raise CannotRun(f"the model does not end its tool call in {reply.written} tokens")

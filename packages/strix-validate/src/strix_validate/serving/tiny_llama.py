@@ -35,7 +35,7 @@ _VOCABULARY = 512
 
 
 def make(folder: str) -> dict:
-    """Write the model in fp16, and return the log probability of each token after the prompt.
+    """Write the model in fp16, and return the log probability of every possible next token.
 
     transformers computes the log probabilities in float32 on the CPU. The model has head dim 128
     and grouped heads, like real Llamas.

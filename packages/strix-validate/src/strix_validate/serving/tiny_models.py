@@ -280,7 +280,7 @@ MODELS = {
 
 
 def make(name: str, folder: Path, prompt: list[int]) -> dict:
-    """Write the model; return the log probability of each token after the prompt, in float32.
+    """Write the model; return the log probability of every possible next token, in float32.
 
     Args:
         name: Key of MODELS.

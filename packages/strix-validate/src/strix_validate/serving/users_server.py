@@ -143,9 +143,10 @@ USER_CHECKS: dict[str, ServerCheck] = {
     ),
     "url-prefix": _users_check(
         caches.judge_prefix,
-        "prompts that share more than a block of the cache get right answers, alone, at the same "
-        "time and in later turns. A block of a hybrid model's cache can have thousands of tokens, "
-        "and wrong states were reused: https://github.com/vllm-project/vllm/issues/53912",
+        "prompts that share more than a block of the cache get right answers if they are sent one "
+        "by one, several at once, or in later turns. A block of a hybrid model's cache can have "
+        "thousands of tokens, and wrong states were reused: "
+        "https://github.com/vllm-project/vllm/issues/53912",
     ),
     "url-speculation": _users_check(
         caches.judge_speculation,

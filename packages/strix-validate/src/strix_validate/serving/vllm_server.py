@@ -130,7 +130,7 @@ class ServerSession:
 
     @_computed_once
     def reference(self) -> list[float]:
-        """Log probability of each token after the prompt. The model is written on first use."""
+        """Log probability of every possible next token. The model is written on first use."""
         self.need_vllm()
         return in_child("make", self.folder / "model")["logprobs"]
 

@@ -61,12 +61,12 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def is_local(url: str) -> bool:
-    """Return whether a URL is of this machine. A proxy cannot reach such a URL."""
+    """Return whether a URL points to this machine. A proxy cannot reach such a URL."""
     return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    # build_opener() would add handlers of files, FTP and data: URLs
+    # build_opener() would add handlers for files, FTP and data: URLs
     opener = urllib.request.OpenerDirector()
     for handler in (*_HANDLERS, Redirects):
         if handler is urllib.request.ProxyHandler and is_local(url):

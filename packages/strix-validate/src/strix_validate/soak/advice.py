@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Give advice for a hang or a crash: the doctor's findings, and reports of owners."""
+"""Give advice for a hang or a crash: the doctor's findings, and what owners reported."""
 
 from strix_validate.checks import Result, State
 from strix_validate.doctor.tree import Tree

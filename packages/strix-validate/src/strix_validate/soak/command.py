@@ -40,7 +40,7 @@ from strix_validate.terminal import (
 
 WORKER = "strix_validate.soak.worker"
 SENSORS = "strix_validate.soak.telemetry"
-#: Seconds of a turn. In a short soak turns are shorter, so that each load has time for _MIN_TURNS
+#: Seconds of a turn. In a short soak, turns are shorter, so that each load has time for _MIN_TURNS
 #: if the preparation is short.
 TURN = 15.0
 _MIN_TURNS = 3
@@ -193,8 +193,8 @@ def serve_tiny_model(device: str, print_line: _PrintLine) -> Iterator[tuple[str,
     """Start a server of a tiny model.
 
     Yields:
-        The server's URL, the name of its model, and ""; or "", "" and the reason why it does not
-        run.
+        The server's URL, the name of its model, and ""; or, if the server does not run, "", "" and
+        the reason.
     """
     with ServerSession("cuda", flags=SERVER_FLAGS) as session:
         url = ""

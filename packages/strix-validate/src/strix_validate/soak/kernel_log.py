@@ -40,7 +40,7 @@ class KernelLog:
             self._follow_journal(error)
 
     def _follow_journal(self, error: OSError) -> None:
-        """Read the journal instead of /dev/kmsg; its group, systemd-journal or adm, may read it."""
+        """Read the journal instead of /dev/kmsg; members of systemd-journal or adm may read it."""
         program = shutil.which("journalctl")
         if not program or not _has_lines(program):
             self.absent = (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The loads of the GPU, and the comparison of their results.
 
-The inputs stay the same. Tensors of attention and of the product are compared with a float64
-reference, which the CPU computed before the first step, within the bound of a correct kernel. If
-the first few results of a tensor are equal, later results must also equal them bit for bit. Copies
-must equal their source, and the server's own prefill judges its answers.
+The inputs stay the same. Before the first step, the CPU computes a float64 reference for attention
+and for the product. Their results must agree with it within the bound of a correct kernel. If the
+first few results of a tensor are equal, later results must also equal them bit for bit. Copies must
+equal their source, and the server's own prefill judges its answers.
 """
 
 import math
@@ -27,7 +27,7 @@ from strix_validate.serving.endpoint import Endpoint
 #: steps.
 STEP_SECONDS = 0.5
 #: Number of results that must be equal for a tensor to be compared bit for bit; also the number of
-#: calls that are timed to find how many of them fill a step.
+#: timed calls, from which the number of calls in a step follows.
 _PROBES = 8
 #: Number of concurrent requests, and number of tokens that each generates.
 REQUESTS = 32
@@ -43,7 +43,7 @@ class Step:
         results: Number of results that were compared.
         changed: Number of results that differ from the first one or, in a copy, from the source;
             None if no result is compared bit for bit.
-        error: The largest error as a share of its bound; None for a NaN or an infinity.
+        error: The largest error as a share of its bound; None for a NaN, an infinity or a fault.
         fault: The description of a fault that the other fields do not show.
     """
 
@@ -127,12 +127,12 @@ class TensorLoad:
         self._names = cycle(exact)
 
     def _differs(self, results: dict[str, Tensor], names: list[str]) -> Tensor:
-        """Return whether a named result differs from its first value, as a tensor on the device."""
+        """Return a tensor on the device: whether a named result differs from its first value."""
         differences = [(results[name] != self._first[name]).any() for name in names]
         return torch.stack(differences).any()
 
     def _error(self, results: dict[str, Tensor], names: Iterable[str]) -> Tensor:
-        """Return the largest error as a share of its bound, as a tensor on the device.
+        """Return a tensor on the device: the largest error as a share of its bound.
 
         The result is NaN if a tensor has a NaN.
         """
@@ -351,7 +351,7 @@ class ServerLoad:
 
 
 def make_prompts() -> list[list[int]]:
-    """Return prompts of the tiny model's tokens, which all differ and have several lengths."""
+    """Return prompts as token ids of the tiny model; all differ, and have several lengths."""
     prompts = []
     for number in range(REQUESTS):
         middle = range(3, 35 + 2 * number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Child processes that may hang with the GPU, whose output is read without waiting for them."""
+"""Child processes that may hang with the GPU. Their output can be read without waiting."""
 
 import contextlib
 import os

@@ -120,8 +120,8 @@ class Recorder:
             at = self._clock.now() - begin
             event = self._read_children(at)
             story.ending = self._describe_end(at, hang_after)
-            # The soak is whole only after progress at the end of its time or later. Without this
-            # progress, the last load may hang.
+            # The soak is whole only once a load makes progress after the soak's time is over.
+            # Without this progress, the last load may have hung.
             story.is_whole = story.progress_at >= seconds and not story.ending
             if story.ending:
                 event = f"{event}; {story.ending}".removeprefix("; ")
@@ -155,7 +155,7 @@ class Recorder:
         return "; ".join(events)
 
     def _describe_end(self, at: float, hang_after: float) -> str:
-        """Return how the worker failed, exited or hung, or "" if it did not."""
+        """Return how the worker failed, exited or hung; "" if it runs, or if no load can run."""
         status = self._worker.status()
         if status is not None:
             return self._describe_exit(status, at)

@@ -41,7 +41,10 @@ class StepRecord:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether a result is wrong: over its bound, not a number, or not equal as it must be."""
+        """Whether a result is wrong.
+
+        It exceeds its bound, is not a number, or differs from a value that it must equal.
+        """
         if self.fault or self.error is None:
             return True
         return self.error > 1 or bool(self.changed)

@@ -15,12 +15,12 @@ from strix_validate.soak.telemetry import COLUMNS
 CLOCK_SHARE = 0.7
 #: Loads whose speed depends on the GPU alone. The server's speed depends on its scheduler too.
 _GPU_LOADS = ("attention", "product", "copy")
-#: GPU loads whose speed the clock limits. Memory limits the speed of copies.
+#: GPU loads whose speed is limited by the clock. The speed of copies is limited by memory.
 _CLOCKED_LOADS = ("attention", "product")
-#: Growth in MiB from the first to the last quarter that counts as a leak, if each quarter needs
+#: Growth in MiB that counts as a leak, from the first quarter to the last, if each quarter needs
 #: more memory than the one before it.
 _LEAK_MIB = 128.0
-#: Growth of errors from the first to the last quarter that counts as a drift: the factor, and the
+#: Growth of errors that counts as a drift, from the first quarter to the last: the factor, and the
 #: minimum growth as a share of the bound.
 _DRIFT_FACTOR = 1.5
 _DRIFT_FLOOR = 0.02
@@ -86,7 +86,7 @@ CHECKS = [WHOLE, *RESULTS.values(), DRIFT, THROTTLING, MEMORY, KERNEL, SENSORS]
 
 
 def judge(story: Story) -> list[Result]:
-    """Return the results so far. The check WHOLE has one only if the soak ended uninterrupted."""
+    """Return the results so far. WHOLE has a result only if the soak ended uninterrupted."""
     if story.unable:
         return [Result(check, State.SKIPPED, story.unable) for check in CHECKS]
     results = [_judge_results(story, name, check) for name, check in RESULTS.items()]
@@ -250,7 +250,7 @@ class _Series:
 
 
 def _list_series(story: Story) -> Iterator[_Series]:
-    """Yield the rate of each load, and the clock if it limits the load."""
+    """Yield the rate of each load in _GPU_LOADS, and the clock if it limits the load."""
     for name in _GPU_LOADS:
         steps = story.steps.get(name)
         if not steps:

@@ -2,7 +2,7 @@
 """Load the GPU: `python -m strix_validate.soak.worker OPTIONS`, with options as JSON.
 
 The loads take turns. A turn consists of steps of about half a second or, for the server, of one
-round of requests each. When its standard input is closed during a turn, the process ends after the
+round of requests each. If standard input is closed during a turn, the process ends after the
 current step, so that no running kernel is killed. It writes one JSON object per line to standard
 output:
 

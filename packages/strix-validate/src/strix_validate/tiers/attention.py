@@ -41,7 +41,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for a check of another size of run or of another kind of device."""
+    """Return whether a check belongs to a run of this size on this kind of device."""
     if check.id.startswith("flash-attn/"):
         return check in _flash_cases(options.size, _kind(options))
     if check in behaviour.checks():
@@ -57,7 +57,7 @@ def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check."""
     is_quick_on_cpu = options.device == "cpu" and options.size is Size.QUICK
     if is_quick_on_cpu and "OMP_NUM_THREADS" not in os.environ:
-        # The tensors are small, so that threads on busy cores would only wait for each other.
+        # The tensors are small, so threads on busy cores would only wait for each other.
         torch.set_num_threads(1)
     yield from _run_torch(selected, options)
     kind = _kind(options)

@@ -259,7 +259,7 @@ def compiled_in(options: RunOptions) -> dict:
 
 
 def _require_usable(options: RunOptions, can_use: Callable) -> dict:
-    """Require that torch can use a backend for a plain fp16 call; if not, fail with its reason."""
+    """Require that torch can use a backend for a plain fp16 call; a failure has torch's reason."""
     need_gpu(options, "only a GPU's attention backends are checked")
     q = torch.randn(1, 1, 128, 64, device="cuda", dtype=torch.float16)
     parameters = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
@@ -273,7 +273,7 @@ def _require_usable(options: RunOptions, can_use: Callable) -> dict:
 def can_flash(options: RunOptions) -> dict:
     """torch can use flash attention for a plain fp16 call.
 
-    Up to torch 2.12 gfx1151 needed TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1:
+    Up to torch 2.12, gfx1151 needed TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1:
     https://github.com/pytorch/pytorch/pull/184288
     """
     return _require_usable(options, torch.backends.cuda.can_use_flash_attention)

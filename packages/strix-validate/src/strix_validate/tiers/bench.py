@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Measure the speed of attention and of layers of experts in fp16: torch, flash-attn and vLLM.
 
-Only the operations of matrix products count, and a multiply-add counts as two. A forward pass has
-4·B·H·D·pairs operations (q k^T and weights·v), where pairs is S·S, or S·(S+1)/2 with a causal mask.
-A backward pass has 2.5 times as many: five products instead of two, because the scores are
-recomputed. The script in https://github.com/lhl/strix-halo-testing counts twice as many operations.
-Decoding is bound by memory, so the rate at which keys and values are read is recorded too.
+Only the operations of matrix products count, and a multiply-add counts as two. For B sequences of S
+tokens, H heads and head dim D, a forward pass has 4·B·H·D·pairs operations (q k^T and weights·v),
+where pairs is S·S, or S·(S+1)/2 with a causal mask. A backward pass has 2.5 times as many: five
+products instead of two, because the scores are recomputed. The script in
+https://github.com/lhl/strix-halo-testing counts twice as many operations. Decoding is bound by
+memory, so the rate at which keys and values are read is recorded too.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ class Work:
         return 4 * self.batch * kv_heads * self.seqlen * self.head_dim
 
 
-#: The layer of Llama-3.1-8B whose head dim and numbers of heads the sizes "gqa" and "decode" have.
+#: A layer of Llama-3.1-8B. The sizes "gqa" and "decode" have its head dim and numbers of heads.
 _LAYER = MODELS["Llama-3.1-8B"].layers.attention[0]
 #: The sizes of attention to measure, by name. published.toml has times of the first five sizes.
 SIZES = {
@@ -112,8 +113,8 @@ _ROUTES = ("flash", "efficient", "math", "flash-attn", "vllm")
 #: Sizes at which the math backend is slow. They are measured only on a GPU, in runs of size full or
 #: stress.
 _LARGE = ("large", "xlarge", "large128", "gqa")
-#: Minimum speed of flash attention's forward pass divided by that of the math backend. This applies
-#: to the sizes in _LARGE, where the scores fill memory.
+#: Minimum ratio of flash attention's speed to the math backend's speed, in a forward pass. It
+#: applies to the sizes in _LARGE, where the scores fill memory.
 _MIN_SPEEDUP = 1.5
 #: Allowed relative difference between the two timers' times of the same call.
 _TIMER_TOLERANCE = 0.05
@@ -272,7 +273,7 @@ class RouteTimes:
     Attributes:
         forward: Time of the forward pass.
         backward: Time of the backward pass; None if it was not measured.
-        memory_mib: Peak of the GPU memory of all passes in MiB; None if it was not measured.
+        memory_mib: Peak GPU memory of the passes in MiB; None if it was not measured.
     """
 
     forward: Timing

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check whether this machine is set up for its GPU.
 
-A finding names a problem, its effect, and what fixes it, usually a command. A finding of severity
-error fails its check. The check passes with a warning, which is about a loss of speed, memory or
-stability, and with mere information. This tier needs no torch. Source: ROCm's documentation, "AMD
-Strix Halo system optimization", 2026.
+A finding names a problem, its effect, and what fixes it, usually a command. With a finding of
+severity error, the check fails. With a warning (a loss of speed, memory or stability) or mere
+information, it passes. This tier needs no torch. Source: ROCm's documentation, "AMD Strix Halo
+system optimization", 2026.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def examine(selected: list[Check], tree: Tree, weights: int = 0) -> Iterator[Res
     Args:
         selected: Checks of this tier.
         tree: The files of the machine.
-        weights: Bytes of a model's weights, for which vLLM's memory flags are computed.
+        weights: Size of a model's weights in bytes. vLLM's memory flags are computed for it.
     """
     options = RunOptions(root=tree.root, weights=weights)
     return run_each(selected, options, _bodies(tree))

@@ -41,7 +41,7 @@ def judge_products(
     expected,
     answer: triton_modes.CallAnswer,
 ) -> Result:
-    """Fail a call if too few of its kernels use the matrix unit.
+    """Fail a call if a kernel has a fault, or if too few of its kernels use the matrix unit.
 
     The field `products` of a VllmCall or PackageCall is the required number of such kernels. A call
     of flash-attn is judged by :func:`judge` instead.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check libraries other than attention: matrix products, factorisations, convolutions and so on.
+"""Check operations other than attention: matrix products, factorisations, convolutions and so on.
 
 Each group of checks runs in a child process, because some of the bugs that it looks for crash the
 process; see strix_validate.tiers.isolated.

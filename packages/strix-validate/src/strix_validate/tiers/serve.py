@@ -93,7 +93,7 @@ def _name(check: Check) -> str:
 
 
 def bind_session(server_check: ServerCheck, session: ServerSession) -> Callable[[RunOptions], dict]:
-    """Return the function of a tiny model's check. Where vLLM cannot start, it skips the check."""
+    """Return the function of a tiny model's check, which is skipped where vLLM cannot start."""
 
     def body(options: RunOptions) -> dict:
         del options
@@ -131,7 +131,7 @@ def _judge_users_server(
     if name == "url-speculation" and options.plain_url:
         arguments = [Endpoint(options.plain_url, options.model)]
     if name == "url-bench" and not options.url:
-        # The started server has a name of its own for the model, by which no tokenizer is found.
+        # The started server has its own name for the model, and no tokenizer has this name.
         arguments = [options.model]
     try:
         measured = USER_CHECKS[name].judge(server, *arguments)
