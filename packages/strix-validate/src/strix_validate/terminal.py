@@ -107,7 +107,7 @@ PlainUrlOption = Annotated[
     typer.Option(
         metavar="URL",
         help="A server that has the same model under the same name but no speculative decoding. "
-        "Its tokens are compared with those of the server at --url.",
+        "Its prefill also judges the tokens of the server at --url.",
     ),
 ]
 QuestionsOption = Annotated[

@@ -116,11 +116,11 @@ def _list_layers() -> dict[str, Attention]:
     return layers
 
 
-#: Layers of attention of the models in models.toml, by model.
+#: Attention layers of the models in models.toml, by model.
 LAYERS = _list_layers()
-#: Layers of linear attention of these models, by model.
+#: Linear attention layers of these models, by model.
 LINEAR = {name: layer for name, model in MODELS.items() for layer in model.layers.linear}
-#: Sizes of the vocabularies of these models, by model.
+#: Vocabulary sizes of these models, by model.
 VOCABULARIES = {name: model.vocab_size for name, model in MODELS.items()}
 #: Names of the models whose attention layers are in a small set of calls, by the set's name.
 _SET_LAYERS = {

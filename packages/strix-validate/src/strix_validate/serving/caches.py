@@ -184,7 +184,7 @@ def _take_turns(server: Endpoint, pages: Pages, length: int, block: int) -> list
     Args:
         server: The server.
         pages: The source of the prompts.
-        length: Tokens of a conversation.
+        length: Approximate number of tokens of a first turn's prompt.
         block: Tokens of a block of the cache; 0 if unknown.
     """
     size = block or 16

@@ -277,7 +277,7 @@ def require_content(reply: Reply) -> None:
 
     Raises:
         CannotRun: The answer ends at its limit and has only thoughts.
-        CheckFailed: The answer ended and has no content.
+        CheckFailed: The answer has no content for another reason.
     """
     if reply.finish == "length" and reply.reasoning and not reply.content:
         raise CannotRun(f"the model thinks for more than {reply.written} tokens")

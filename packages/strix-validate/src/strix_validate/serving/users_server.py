@@ -205,7 +205,7 @@ USER_CHECKS: dict[str, ServerCheck] = {
     "url-questions": _users_check(
         judges.judge_questions,
         "at least as many of 50 questions about small sums get the right answer as --questions "
-        "requires. A fault may only make the answers of a good model worse: "
+        "requires. A fault may show only in worse answers of a good model: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
     **{f"url-load-{load}": _load_check(load) for load in speed.LOADS},

@@ -119,7 +119,7 @@ class SoakRecord:
         )
 
     def add_row(self, row: dict) -> None:
-        """Write the row of a second, and every few seconds the record."""
+        """Write one second's row, and every few seconds the record."""
         self._table.add(row)
         if time.monotonic() - self._last_write > SECONDS_BETWEEN_WRITES:
             self.make_record().write(self.file)

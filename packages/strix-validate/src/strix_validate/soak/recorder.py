@@ -35,7 +35,7 @@ TABLE = (
 _SIGNALS = {
     6: "abort",
     7: "bus error",
-    9: "killed, from outside or for memory",
+    9: "killed from outside, or for lack of memory",
     11: "crash",
 }
 
@@ -188,7 +188,7 @@ class Recorder:
         return text
 
     def _add_row(self, at: float, event: str) -> dict:
-        """Add the row of a second to the story, and return it."""
+        """Add this second's row to the story, and return it."""
         story = self._story
         reading = self._reading if at - self._read_at <= _STALE else {}
         # A Tree caches the values that it reads, so each second needs a new Tree.

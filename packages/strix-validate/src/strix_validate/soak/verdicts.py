@@ -226,7 +226,7 @@ class _Turn:
     """A turn of a load.
 
     Attributes:
-        at: The second in which the turn begins.
+        at: The second of the turn's first value.
         median: The median of the turn's values.
     """
 

@@ -377,7 +377,7 @@ def _time_vllm(work: Work, options: RunOptions) -> Timing:
 
 
 def _time_in_child(call: VllmCall, options: RunOptions) -> Timing:
-    """Return the timing of a call whose launch returns a packed timing, such as timed_launch."""
+    """Return the timing of a call. Its launch, such as timed_launch, returns a packed timing."""
     call = replace(call, source=vllm_source.find(options.vllm))
     (answer,) = triton_modes.run([call], "native").calls
     require(answer.error is None, ": ".join(answer.error or ()))
