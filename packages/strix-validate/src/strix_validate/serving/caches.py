@@ -324,7 +324,7 @@ def judge_context(server: Endpoint) -> dict:
     judge_finish(answer, "length")
     require(
         all(math.isfinite(value) and value <= 1e-3 for value in answer.logprobs),
-        f"{about}, a log probability is above zero or is not a number",
+        f"{about}, a log probability is above zero, infinite or NaN",
     )
     largest = _compare_by_prefill(server, answer)
     require(

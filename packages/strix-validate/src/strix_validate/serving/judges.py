@@ -290,7 +290,7 @@ def _sum_probabilities(steps: Sequence[dict[int, float]]) -> list[float]:
         values = step.values()
         require(
             all(math.isfinite(value) and value <= 1e-3 for value in values),
-            "top_logprobs are no log probabilities: one of them is above zero or is not a number",
+            "top_logprobs are no log probabilities: one of them is above zero, infinite or NaN",
         )
         sums.append(sum(math.exp(value) for value in values))
     require(max(sums) <= 1.001, f"probabilities sum to {max(sums):.4f}")

@@ -176,14 +176,14 @@ def open_device(device: str, limit: float = PREPARE_LIMIT) -> str:
         try:
             lines = process.wait_for_lines(limit)
         except TimeoutError as error:
-            raise CheckFailed(f"torch does not open the GPU: {error}") from error
+            raise CheckFailed(f"torch does not open the device {device}: {error}") from error
         finally:
             process.stop(5)
         if not lines:
             last_line = log.read_text(errors="replace").strip().splitlines()[-1:]
             status = describe_status(process.status() or 0)
             raise CheckFailed(
-                f"torch does not open the GPU: its process ended {status}: {last_line}"
+                f"torch does not open the device {device}: its process ended {status}: {last_line}"
             )
     return json.loads(lines[0])["name"]
 
