@@ -92,7 +92,7 @@ def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch
     result = examine(with_ray)["two-machines"]
     assert result.state is State.FAILED
     assert result.reason == "no IPv4 address but loopback"
-    assert "give the cable's interface an address" in result.fix
+    assert "give the interface of the cable between the machines an address" in result.fix
 
 
 @pytest.mark.parametrize("number", [0, 2])

@@ -311,7 +311,7 @@ def test_the_weights_of_an_unknown_format_are_a_lower_bound(bits: int) -> None:
     answer = command.answer(config, None, None)
     text = "\n".join(command.describe("NAME", answer, Tree()))
     assert ("at least" in text) == (bits == 8)
-    assert ("2 bits of each weight in the format compressed-tensors, mixed" in text) == (bits == 8)
+    assert ("2 of each weight in the format compressed-tensors, mixed" in text) == (bits == 8)
 
 
 def test_files_count_before_dimensions(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from strix_validate.doctor._verdicts import Fix
 from strix_validate.doctor.kernel_release import Release
 from strix_validate.doctor.tree import Tree
 
-#: Ubuntu's releases by codename. Derivatives such as Linux Mint state Ubuntu's codename too.
+#: Ubuntu's long-term releases by codename. Derivatives such as Linux Mint also state this codename.
 _UBUNTU = {"jammy": "22.04", "noble": "24.04", "resolute": "26.04"}
 #: Commands that update packages, by family of distributions.
 _UPGRADE = {
-    # These systems boot an image whose /usr dnf cannot change, so rpm-ostree replaces the image.
+    # These systems boot an image that dnf cannot change. rpm-ostree replaces the image.
     "ostree": "sudo rpm-ostree upgrade",
     "fedora": "sudo dnf upgrade --refresh {fedora}",
     "arch": "sudo pacman -Syu",
@@ -150,26 +150,26 @@ def _suggest_upgrade_for_kernel(tree: Tree) -> str:
             return "upgrade to Proxmox VE 9"
         return "upgrade to Debian 13, whose backports have a newer kernel"
     if name == "opensuse-leap":
-        return "install kernel-default of the repository Kernel:stable:Backport, or Tumbleweed"
+        return "install kernel-default from the repository Kernel:stable:Backport, or Tumbleweed"
     if name == "manjaro":
         # Manjaro has a package for each series of kernels.
         return "sudo pacman -Syu && sudo mhwd-kernel -i linux618"
     if release and release.origin == "rhel":
-        return "sudo dnf upgrade --refresh kernel; if that kernel is too old, kernel-ml of ELRepo"
+        return "sudo dnf upgrade --refresh kernel; if it is too old, install ELRepo's kernel-ml"
     return ""
 
 
 def _suggest_ubuntu_kernel(tree: Tree) -> str:
-    """Return the command that installs a newer kernel of Ubuntu."""
+    """Return the command that installs a newer kernel on Ubuntu."""
     upgrade = "sudo apt update && sudo apt full-upgrade"
     if _has_newest_kernel(tree) or tree.distribution["ID"] == "pop":
         return upgrade
     if containers.detect(tree):
-        # In a container, the host's release is unknown, so that the command itself reads it.
+        # In a container, the host's release is unknown, so the command reads it on the host.
         return "sudo apt install linux-generic-hwe-$(lsb_release -rs)"
     release = find_ubuntu_release(tree)
     year = release[:2]
-    # Only Ubuntu's long-term releases, of April of even years, get newer kernels.
+    # Only Ubuntu's long-term releases get newer kernels. They appear in April of even years.
     if release.endswith("04") and year.isdecimal() and int(year) % 2 == 0:
         return f"sudo apt install linux-generic-hwe-{release}"
     return upgrade
@@ -188,7 +188,7 @@ def get_firmware_package(tree: Tree) -> str:
 
 
 def suggest_new_firmware(tree: Tree) -> Fix:
-    """Return the command that installs a newer linux-firmware."""
+    """Return the command that installs newer firmware for the GPU."""
     family = detect_family(tree)
     name = get_firmware_package(tree)
     command = f"install {name} 20260110 or newer"
@@ -202,7 +202,7 @@ def suggest_new_firmware(tree: Tree) -> Fix:
 def add_initramfs_build(tree: Tree, command: str) -> str:
     """Append the rebuild of the initramfs to a command that changes modprobe.d or firmware.
 
-    For a module that is loaded from the initramfs, only the copies in the initramfs count.
+    A module that is loaded from the initramfs uses only the copies of these files in the initramfs.
     """
     build = _INITRAMFS.get(detect_family(tree))
     if build is None:
@@ -224,10 +224,11 @@ def suggest_modprobe_edit(tree: Tree, file: str, expressions: list[str], change:
         file: The path of the file. A file outside of /etc belongs to a package; one of the same
             name in /etc replaces it.
         expressions: The sed expressions that remove the lines or options.
-        change: What is removed, in words, for NixOS, which generates the file.
+        change: A name for the lines or options. It is used on NixOS, where the result is an
+            instruction instead of a command.
     """
     if detect_family(tree) == "nixos":
-        # NixOS generates /etc/modprobe.d from its configuration, and it cannot be written.
+        # NixOS generates /etc/modprobe.d from its configuration, so these files are read-only.
         option = "boot.extraModprobeConfig or boot.blacklistedKernelModules in configuration.nix"
         return _on_host(tree, f"remove {change} from {option}, then sudo nixos-rebuild boot")
     target = f"/etc/modprobe.d/{Path(file).name}"

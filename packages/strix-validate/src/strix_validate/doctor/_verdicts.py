@@ -44,7 +44,7 @@ def error(message: str, fix: Fix | str, source: str = "", /, **measured) -> Resu
 
 
 def warning(message: str, fix: Fix | str, source: str = "", /, **measured) -> Result:
-    """Return a passed result that reports a fault, which costs speed, memory or stability.
+    """Return a passed result that reports a fault. The fault costs speed, memory or stability.
 
     The arguments are those of :func:`error`.
     """

@@ -25,7 +25,7 @@ _PASS = {
     "--device=dri is enough",
     "": "recreate the container with --device /dev/kfd --device /dev/dri --group-add keep-groups",
 }
-#: The group that a user namespace shows for owners that it does not map.
+#: The group id that a user namespace shows in place of an unmapped group.
 _UNMAPPED = 65534
 _LXC = "https://github.com/Hal0ai/hal0/issues/420"
 _STALE = "https://github.com/ROCm/legacy-rocm-build/issues/5379"
@@ -38,8 +38,8 @@ def _suggest_devices(container: str) -> str:
 
 
 def kfd(tree: Tree) -> Result:
-    """/dev/kfd opens for reading and writing. Mode bits would not show what a container or
-    sandbox forbids:
+    """/dev/kfd opens for reading and writing. The check opens it, because mode bits do not show
+    what a container or sandbox forbids:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     need_gpu(tree)
     return _open(tree, "dev/kfd")
@@ -65,8 +65,8 @@ def _find_render_node(tree: Tree) -> str:
 
 
 def groups(tree: Tree) -> Result:
-    """The user may open the devices as root, as a member of their group, or because everyone may.
-    The group is render in most distributions:
+    """The user may open the devices: as root, as a member of the devices' group, or because
+    everyone may. The group is render in most distributions:
     https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"""
     need_gpu(tree)
     names = need_value(tree.groups, "the user's groups")
@@ -149,7 +149,7 @@ def _judge_forbidden(tree: Tree, name: str) -> Result:
 
 
 def _judge_denied(tree: Tree, name: str) -> Result:
-    """Judge EACCES: the device's group, its mode or SELinux denies access."""
+    """Judge EACCES: the device's group or mode, SELinux, or a sandbox denies access."""
     message = f"/{name}: permission denied"
     container = containers.detect(tree)
     device = tree.read_device(tree.path(name))
@@ -164,7 +164,7 @@ def _judge_denied(tree: Tree, name: str) -> Result:
     elif device.mode & 0o060 != 0o060:
         obstacle = f"its mode {device.mode:04o} does not admit its group"
     if obstacle:
-        message += f": {obstacle}, so that joining a group does not help"
+        message += f": {obstacle}, so joining a group does not help"
         if container:
             return error(message, _suggest_devices(container), _LXC)
         rule = 'KERNEL=="kfd|renderD*", GROUP="render", MODE="0660"'
@@ -201,7 +201,7 @@ def _judge_denied_without_owner(tree: Tree, message: str, container: str) -> Res
     if container:
         message += (
             ": the device's group is probably not one of the user's; in the container "
-            f"({container}), the group has the host's number"
+            f"({container}), the device keeps its group id from the host"
         )
         return error(message, _suggest_devices(container), _NUMBERS)
     if "render" not in (tree.groups or ()):
@@ -209,7 +209,7 @@ def _judge_denied_without_owner(tree: Tree, message: str, container: str) -> Res
         return error(message, fix)
     message += (
         ": the device's group is probably not one of the user's (in LXC it is often root:root; in "
-        "other containers it has the host's number)"
+        "other containers, the device keeps its group id from the host)"
     )
     fix = f"compare ls -ln /dev/kfd with id; in LXC, {_PASS['lxc']}; otherwise, {_PASS['']}"
     return error(message, fix, _NUMBERS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Read what a cluster needs of a machine: network, limit of open files, and a hash of packages."""
+"""Read what decides whether a machine fits a cluster: network, open-file limit and packages."""
 
 import hashlib
 import ipaddress
@@ -59,7 +59,7 @@ def hash_packages(prefix: Path) -> str:
 
 
 def read_file_limits() -> tuple[int, int]:
-    """Return the soft and the hard limit of open files, or FILES where there is no limit."""
+    """Return the soft and the hard limit of open files; FILES stands for no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = FILES

@@ -16,7 +16,7 @@ _MARKS = {
     "podman": "run/.containerenv",
     "docker": ".dockerenv",
 }
-#: Parts of the path of process 1's control group that name a container's manager.
+#: Names of container managers that appear in the path of process 1's control group.
 _GROUP_NAMES = ("lxc", "docker", "kubepods", "libpod")
 #: A limit of this number of bytes or more means "no limit". Version 1 of control groups reports
 #: nearly 2**63 bytes if there is no limit.
@@ -32,7 +32,7 @@ class _GroupVersion:
         root: The folder of the groups.
         limit_file: The file of a group's limit in bytes.
         use_file: The file of a group's use in bytes.
-        reclaimable: The key in memory.stat of the used memory that the kernel can reclaim.
+        reclaimable: The key in memory.stat for memory that is used but can be reclaimed.
     """
 
     line: str
@@ -140,7 +140,7 @@ def _read_memory_use(tree: Tree, folder: str, version: _GroupVersion) -> int:
 
 
 def read_shared_memory(tree: Tree) -> int | None:
-    """Return the bytes of /dev/shm, or None if its mount names no size."""
+    """Return the size of /dev/shm in bytes, or None if its mount states none."""
     mount = r"^\S+ /dev/shm tmpfs \S*\bsize=(\d{1,15})([kmg]?)"
     size = re.search(mount, tree.read("proc/mounts") or "", re.M)
     if not size:

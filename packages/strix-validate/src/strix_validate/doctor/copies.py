@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The doctor's check of the rate of copies to the GPU, which reveals faulty kernels."""
+"""The doctor's check of the rate of copies to the GPU, which reveals faulty Linux kernels."""
 
 import json
 import subprocess
@@ -13,9 +13,9 @@ from strix_validate.doctor._verdicts import Fix, fine, need_gpu, warning
 from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
 
-#: GB/s below which a copy is slow. With Linux kernels that lack the fault, copies from a writable
-#: mapping ran at 1.1 to 1.9 GB/s on a gfx1100, and large copies ran at 11 GB/s on a gfx1151 (issues
-#: 6523 and 6530). With a faulty kernel, copies from such a mapping ran at 0.002 GB/s.
+#: GB/s below which a copy is slow. With good Linux kernels, copies from a writable mapping ran at
+#: 1.1 to 1.9 GB/s on a gfx1100, and large copies ran at 11 GB/s on a gfx1151 (issues 6523, 6530).
+#: With a faulty Linux kernel, copies from a writable mapping ran at 0.002 GB/s.
 SLOW = 0.2
 #: Time limit of the measurement in seconds. With a faulty kernel, the copy takes 8 s.
 TIMEOUT = 90
@@ -32,7 +32,8 @@ def measure(library: Path) -> dict[str, float]:
         library: Path of libamdhip64.so.
 
     Returns:
-        Bytes per second by kind of source; an upper bound if the copies take longer than TIMEOUT.
+        Bytes per second by kind of source mapping: "read_only" and "writable". If the copies take
+        longer than TIMEOUT, only an upper bound for "writable".
 
     Raises:
         NotMeasured: HIP does not work on this machine, or the process crashed.
@@ -92,7 +93,7 @@ def copies(tree: Tree) -> Result:
 
 
 def _measure_copies(tree: Tree) -> dict[str, float]:
-    """Return bytes per second by kind of source.
+    """Return bytes per second by kind of source mapping.
 
     Raises:
         CannotRun: The rates cannot be measured here.

@@ -63,7 +63,7 @@ def _load_hip(library: str) -> ctypes.CDLL:
 
 
 def measure_rates(library: str) -> dict[str, float]:
-    """Return bytes per second by kind of source."""
+    """Return bytes per second by kind of source mapping: "read_only" and "writable"."""
     hip = _load_hip(library)
     device = ctypes.c_void_p()
     _require(hip.hipMalloc(ctypes.byref(device), SIZE), "hipMalloc")

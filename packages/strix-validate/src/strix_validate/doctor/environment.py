@@ -48,7 +48,7 @@ _DEBUGGING = (
 _DEBUGGING_SOURCE = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
 #: Variables that may point programs to another ROCm.
 _PATHS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH")
-#: Folders of caches in the user's folder, and variables that name other cache folders.
+#: Cache folders in the user's home folder, and variables that name other cache folders.
 _CACHE_FOLDERS = (
     ".cache/comgr",
     ".cache/miopen",
@@ -130,7 +130,7 @@ def _uses_system_rocm(tree: Tree) -> bool:
 
 
 def _judge_debugging(tree: Tree) -> Result:
-    """Warn of variables that slow programs down; guides for debugging set them."""
+    """Warn of variables that slow programs down. Users set them to debug programs."""
     names = [name for name in _DEBUGGING if tree.environ.get(name, "0") != "0"]
     if not names:
         return fine()
@@ -170,9 +170,9 @@ def stray_rocm(tree: Tree) -> Result:
 
 
 def kernels(tree: Tree) -> Result:
-    """Packages of compiled kernels fit the installed versions. Triton looks a kernel up by its
-    source. A build of flash-attn or vLLM with another source finds no kernel in the package, and
-    compiles one at its first call: docs/validate.md"""
+    """Each package of compiled kernels fits the installed Triton and the packages that call the
+    kernels. Triton looks a kernel up by its source. If another build has another source, Triton
+    finds no kernel, and compiles one at the first call: docs/validate.md"""
     if not tree.prefix:
         return fine()
     lists = kernel_lists.read_lists(tree.prefix)
@@ -191,7 +191,7 @@ def kernels(tree: Tree) -> Result:
 
 
 def _find_mismatches(prefix: Path, package: str) -> Iterator[str]:
-    """Yield the installed packages whose version or build a package of kernels does not allow."""
+    """Yield installed packages in a version or build that a package of kernels does not allow."""
     for name, version, build in find_exact_requirements(prefix, package):
         files = prefix.glob(f"conda-meta/{name}-[0-9]*.json")
         installed = [file.stem for file in files]
@@ -290,7 +290,10 @@ def two_machines(tree: Tree) -> Result:
         return error(f"at most {hard} open files are allowed, but a cluster needs {needed}", fix)
     links = cluster_machine.list_links()
     if not links:
-        return error("no IPv4 address but loopback", "give the cable's interface an address")
+        return error(
+            "no IPv4 address but loopback",
+            "give the interface of the cable between the machines an address",
+        )
     addresses = ", ".join(f"{link.interface} {link.address}" for link in links)
     digest = cluster_machine.hash_packages(tree.prefix)
     advice = "the other machine's doctor must print the same packages"

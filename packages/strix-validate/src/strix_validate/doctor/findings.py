@@ -28,7 +28,7 @@ class Finding(_Model):
             fault that costs speed, memory or stability; "error" for a fault that keeps the GPU from
             working; "skipped" if the check could not be run.
         message: The result in words. If the status is "ok", it is empty or a note, such as the
-            flags of `vllm serve`. If the status is "skipped", it names what is missing.
+            flags of `vllm serve`. If the status is "skipped", it is the reason.
         fix: A command, or an instruction if no command exists; empty if there is nothing to do.
         needs_reboot: Whether the fix takes effect only at the next start of the machine.
         source: Links to where the advice comes from, separated by blanks.

@@ -37,7 +37,7 @@ _SUSPECT_MES = 0x86
 _SUSPECT = "https://github.com/ROCm/legacy-rocm-build/issues/6165"
 _LEFT_BEHIND = "https://github.com/ROCm/legacy-rocm-build/issues/5991"
 _PASSTHROUGH = "https://github.com/isc30/ryzen-gpu-passthrough-proxmox/issues/139"
-#: Arguments of the kernel that list modules not to load.
+#: Kernel arguments that list the modules not to load.
 _BLACKLISTS = (
     "modprobe.blacklist",
     "module_blacklist",
@@ -110,8 +110,8 @@ def _judge_visibility(tree: Tree, target: Node, measured: dict[str, str]) -> Res
         candidates = visible
         visible = _select_visible(candidates, value)
         if variable == "ROCR_VISIBLE_DEVICES" and tree.environ.get(variable) == "":
-            # ROCr only tests whether its variable is set, so that an empty variable hides all GPUs.
-            # HIP treats an empty variable as unset.
+            # ROCr only tests whether its variable is set, so an empty variable hides all GPUs. HIP
+            # treats an empty variable as unset.
             visible = []
         if index in candidates and index not in visible:
             number = candidates.index(index)
@@ -259,7 +259,7 @@ def pixi(tree: Tree) -> Result:
     if detected == REQUIRED:
         return fine(**detected)
     if (tree.gpus and not tree.target_gpu) or tree.is_wsl:
-        # No override is suggested, because pixi would then install kernels of another GPU.
+        # No override is suggested, because pixi would then install kernels for another GPU.
         raise CannotRun(f"there is no {TARGET} GPU")
     packages = [f"{name}={version}" for name, version in detected.items()]
     listed = ", ".join(packages) or "no AMD GPU"
@@ -300,8 +300,9 @@ def driver(tree: Tree) -> Result:
 
 def kernel(tree: Tree) -> Result:
     """The kernel has the fixes for KFD's queue and memory limits, and no known fault. It has the
-    fixes if it is new enough, or if KFD exports the size of the context save area, as backports do.
-    Without them, compute fails to start or faults. doctor/kernels.toml lists faulty builds:
+    fixes if it is new enough, or if its KFD exports the size of the context save area, as kernels
+    with backports do. Without the fixes, compute fails to start or faults. doctor/kernels.toml
+    lists faulty builds:
     https://rocm.docs.amd.com/en/latest/how-to/system-optimization/strixhalo.html"""
     _need_gfx1151()
     text = need_value(tree.release, "the kernel's release")
@@ -341,7 +342,7 @@ def _find_better_kernel(tree: Tree) -> str | None:
         if release is None or not kernel_release.is_fixed(release):
             continue
         if not (folder / "kernel").is_dir():
-            # The kernel was removed, but files that other programs wrote are left.
+            # The kernel was removed, but other programs left files in its folder.
             continue
         if kernel_release.find_fault(release) is None:
             candidates.append(release)
@@ -363,8 +364,8 @@ def find_kernel_fault(tree: Tree) -> kernel_release.Faulty | None:
 
 
 def firmware(tree: Tree) -> Result:
-    """The GPU's firmware is neither that of linux-firmware 20251125, whose MES 0x83 hangs compute
-    on gfx1151, nor MES 0x86, with which a machine hung. Nothing overrides linux-firmware's files:
+    """The GPU has neither the firmware of linux-firmware 20251125, whose MES 0x83 hangs compute on
+    gfx1151, nor MES 0x86, with which one machine hung. Nothing overrides linux-firmware's files:
     https://github.com/ROCm/legacy-rocm-build/issues/5724"""
     need_gpu(tree)
     _need_gfx1151()
@@ -396,7 +397,7 @@ def firmware(tree: Tree) -> Result:
 def _judge_override(mes: int | None, override: tuple[str, Fix], measured: dict) -> Result:
     """Judge firmware that the kernel loads instead of linux-firmware's."""
     source, fix = override
-    message = f"{source} is loaded before linux-firmware, so that an update changes nothing"
+    message = f"{source} is loaded before linux-firmware, so an update changes nothing"
     if mes is None:
         message += ", and may be the bad MES 0x83"
         return warning(message, fix, _LEFT_BEHIND, **measured)

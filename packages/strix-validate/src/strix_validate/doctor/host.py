@@ -158,11 +158,11 @@ def _describe_gpu() -> Device:
 
 
 def shorten(text: str) -> str:
-    """Return the text with $PREFIX and ~ for the paths of this environment and user.
+    """Return the text with $PREFIX and ~ in place of this environment's and this user's folder.
 
     A system path stays, because it names nobody, and because commands in the text must keep
-    working. Examples are the prefix /usr, and the home / that Docker gives to a user that the image
-    does not know.
+    working. Examples are the prefix "/usr", and "/", which Docker uses as the home folder of a user
+    that the image does not know.
     """
     for path, short in ((sys.prefix, "$PREFIX"), (str(Path.home()), "~")):
         if path not in ("/", "/usr", "/usr/local"):

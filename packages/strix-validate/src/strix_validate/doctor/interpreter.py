@@ -22,7 +22,7 @@ from pathlib import Path
 from strix_validate.doctor.tree import Tree
 from strix_validate.json_file import read_json_object, read_small_text
 
-#: The name of the channel's conda package, by the name of the distribution's dist-info folder.
+#: The channel's conda packages, by the name of the Python distribution in each.
 CONDA_NAMES = {
     "torch": "pytorch",
     "triton": "triton",
@@ -60,7 +60,7 @@ class Distribution:
         name: Its name.
         version: Its version.
         installer: The program that installed it; "conda" for pixi's conda packages too.
-        place: The folder that contains it. Python loads a distribution from the first such place.
+        place: The folder that contains it. If several folders do, Python uses the first one.
         build: "rocm", "cuda", "cpu", "xpu", or "" if unknown.
         runtime: The version of ROCm, HIP or CUDA that it was built for, or "".
     """

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 #: The candidate number of a final release; it sorts after every release candidate.
 _FINAL = 1 << 30
-#: The date of TheRock's first nightly build that works on Linux kernels with the fixes.
+#: The date of TheRock's first nightly build that works on kernels with the fixes for gfx1151.
 _FIXED_NIGHTLY = 20251219
 #: Patterns of releases, by who built the kernel. The first matching pattern decides.
 _ORIGINS = {
@@ -39,7 +39,7 @@ class Release:
     Attributes:
         text: What `uname -r` prints.
         origin: A key of _ORIGINS, or "" if the release does not show who built it.
-        version: Upstream's version, three numbers.
+        version: The first three numbers: upstream's version if has_upstream_version is true.
         candidate: The number of a release candidate, or _FINAL.
         build: The distribution's build number, or 0.
     """
@@ -240,7 +240,7 @@ def _parse_nightly_date(runtime: str) -> int:
 
 
 def find_faulty_nightly(runtime: str) -> Nightly | None:
-    """Return the row of a faulty nightly build of ROCm, if a runtime is one."""
+    """Return the [[nightly]] row whose range includes the date of a runtime, or None."""
     date = _parse_nightly_date(runtime)
     for row in read_table().nightly:
         if row.from_ <= date < row.to:

@@ -30,8 +30,7 @@ from strix_validate.doctor.vllm_memory import (
 _LARGE_CARVE_OUT = 4 * GIB
 #: A limit is low if it is below this share of the memory.
 _LOW_SHARE = 0.75
-#: Minimum bytes of /dev/shm with which programs of several processes work. Docker's default is 64
-#: MiB.
+#: Minimum bytes of /dev/shm for programs with several processes. Docker's default is 64 MiB.
 _SHARED_MEMORY = GIB
 _GTTSIZE = "https://github.com/noamsto/nix-amd-ai/pull/96"
 _TWO_MODULES = "https://github.com/ROCm/legacy-rocm-build/issues/5595"
@@ -94,8 +93,8 @@ def _suggest_gtt_limit(tree: Tree, memory: int) -> Fix:
 
 
 def gtt(tree: Tree) -> Result:
-    """The GPU may map most of the memory, but not all. The default limit is half of the memory, and
-    models that would fit run out of memory: https://github.com/ROCm/TheRock/issues/519"""
+    """The GPU may map most of the memory, but not all. With the default limit, half of the memory,
+    larger models do not load although they would fit: https://github.com/ROCm/TheRock/issues/519"""
     need_gpu(tree)
     memory = need_value(tree.memory, "the size of the memory")
     pages = parameters.read_pages_limit(tree)
@@ -185,13 +184,13 @@ def _judge_misspelt_options(tree: Tree) -> Result:
     unused = parameters.read_settings(tree, "amdttm")
     if not unused or tree.path("sys/module/amdttm").is_dir():
         return fine()
-    message = "amdttm is not loaded, so that its options do nothing: the kernel's driver uses ttm"
+    message = "amdttm is not loaded, so its options do nothing: the kernel's driver uses ttm"
     return warning(message, parameters.suggest_removal(tree, *unused), _TWO_MODULES)
 
 
 def container(tree: Tree) -> Result:
     """The control group allows the memory that models need, and a container's /dev/shm is large
-    enough for programs of several processes:
+    enough for programs with several processes:
     https://docs.vllm.ai/en/latest/deployment/docker.html"""
     kind = containers.detect(tree)
     results = [_judge_group_limit(tree, kind)]
@@ -220,7 +219,7 @@ def _judge_shared_memory(tree: Tree) -> Result:
     size = containers.read_shared_memory(tree)
     if size is None or size >= _SHARED_MEMORY:
         return fine()
-    message = f"/dev/shm has {size >> 20} MiB: programs of several processes fail"
+    message = f"/dev/shm has {size >> 20} MiB: programs with several processes fail"
     return warning(message, "recreate the container with --ipc=host or --shm-size 8g")
 
 

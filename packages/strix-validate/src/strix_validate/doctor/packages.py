@@ -27,7 +27,7 @@ _WRONG_BUILD = "https://github.com/gpustack/gpustack/issues/3786"
 _MOVE = "docs/move.md"
 _SHADOW = "https://docs.python.org/3/library/site.html"
 _MISFIT = "https://rocm.docs.amd.com/en/docs-7.14.0/reference/system-optimization/rdna3-5.html"
-#: The version of ROCm in the images of kyuz0's toolboxes, which contain the fix of newer versions.
+#: The version of ROCm in kyuz0's toolboxes. Their images patch it with the fix of ROCm 7.2.
 _PATCHED_VERSION = (6, 4, 4)
 #: Programs that install from PyPI, whose torch for Linux is the build for CUDA.
 _PIP = ("pip", "uv", "uv-pixi", "poetry", "pdm")
@@ -56,7 +56,7 @@ def suggest_torch(python: Interpreter, torch: Distribution) -> str:
         return "in pixi.toml, get torch from AMD's index: docs/pypi.md has the four lines"
     install = "python -m pip install --force-reinstall"
     if python.kind == "system":
-        # Distributions refuse pip outside of an environment (PEP 668).
+        # Linux distributions refuse pip outside of an environment (PEP 668).
         install = "python3 -m venv ENV && ENV/bin/python -m pip install"
     elif torch.installer.startswith("uv"):
         install = "uv pip install --reinstall"
@@ -264,7 +264,7 @@ def _judge_torch(
     torch: Distribution,
     records: dict[str, _CondaRecord],
 ) -> Result:
-    """Judge the build of torch that is loaded."""
+    """Judge the build of the torch that _select_torch chose."""
     record: _CondaRecord = {}
     if torch.installer == "conda" and torch.place.is_in_environment:
         record = records.get("torch", {})

@@ -10,7 +10,7 @@ from strix_validate.doctor._verdicts import Fix
 from strix_validate.doctor.tree import Tree
 
 COMMAND_LINE = "the kernel's command line"
-#: Folders of files of options. A file hides the files of the same name in later folders.
+#: Folders with files of module options. A file hides those of the same name in later folders.
 _FOLDERS = (
     "etc/modprobe.d",
     "run/modprobe.d",
@@ -27,7 +27,7 @@ class Setting:
     Attributes:
         module: The kernel module.
         name: The option.
-        value: The value in force, or the written value if the module does not show the former.
+        value: The value in force, or the written value if the module does not show its options.
         place: COMMAND_LINE, or the path of a file of modprobe.d.
         written: The value that is written in that place.
     """
@@ -50,7 +50,7 @@ def read_arguments(tree: Tree) -> list[str]:
 
 
 def read_settings(tree: Tree, module: str) -> list[Setting]:
-    """Return the options of a module that are set.
+    """Return the settings of a module's options.
 
     Of several values of an option, the last one counts. modprobe reads files in the order of their
     names, then the command line. The result is in reverse order: of the settings of an option, the
@@ -115,7 +115,7 @@ def list_ttm_modules(tree: Tree) -> list[str]:
 
 
 def read_pages_limit(tree: Tree) -> int | None:
-    """Return the limit in pages of the TTM module that the loaded driver uses."""
+    """Return the limit of the TTM module that the loaded driver uses, in pages."""
     module = list_ttm_modules(tree)[0]
     return tree.number(f"sys/module/{module}/parameters/pages_limit")
 

@@ -18,8 +18,8 @@ from strix_validate.doctor._verdicts import (
 from strix_validate.doctor.tree import Tree
 
 #: Milliseconds after which the driver resets a ring. _LOCKUP_NEW is the default of kernels from 7.0
-#: on, and _LOCKUP_OLD that of earlier kernels. _LOCKUP_ENOUGH ended the resets of a machine under
-#: load.
+#: on, and _LOCKUP_OLD that of earlier kernels. With _LOCKUP_ENOUGH, one machine no longer reset its
+#: rings under load.
 _LOCKUP_NEW = 2000
 _LOCKUP_OLD = 10000
 _LOCKUP_ENOUGH = 20000
@@ -88,8 +88,8 @@ def _judge_cwsr(tree: Tree) -> Result:
         message += ": keep it until the kernel has them (doctor/kernel)"
         return remark(message, "", _CWSR_NEEDED)
     message += (
-        ", and this kernel has them; with the option, queues cannot be preempted, so that a long "
-        "GPU kernel blocks the desktop"
+        ", and this kernel has them; with the option, queues cannot be preempted, so a long GPU "
+        "kernel blocks the desktop"
     )
     return warning(message, _suggest_removal(tree, "cwsr_enable"), _CWSR)
 
@@ -148,8 +148,8 @@ def _judge_power_features(tree: Tree) -> Result:
 
 
 def power(tree: Tree) -> Result:
-    """The GPU's clocks follow the load: no fixed low level, no power-saving profile, and mains
-    power: https://github.com/ROCm/legacy-rocm-build/issues/5750"""
+    """The GPU's clocks follow the load: no low performance level, no power-saving profile, and
+    mains power: https://github.com/ROCm/legacy-rocm-build/issues/5750"""
     need_gpu(tree)
     results = [
         _judge_level(tree),
@@ -194,12 +194,12 @@ def _judge_dpm(tree: Tree) -> Result:
     """Judge amdgpu.dpm=0, which turns power management off."""
     if parameters.read_value(tree, "amdgpu", "dpm") != "0":
         return fine()
-    message = "amdgpu.dpm=0 turns power management off: clocks keep their values from the start"
+    message = "amdgpu.dpm=0 turns power management off: clocks keep their boot-time values"
     return warning(message, _suggest_removal(tree, "dpm"), _LEVEL)
 
 
 def _judge_platform_profile(tree: Tree) -> Result:
-    """Judge the profile of the firmware, which limits the power of processor and GPU together."""
+    """Judge the firmware's platform profile, which limits processor and GPU power together."""
     profile = tree.read(_PLATFORM_PROFILE)
     if profile not in ("low-power", "quiet", "cool"):
         return fine()

@@ -301,7 +301,7 @@ class Tree:
 
     @cached_property
     def group_ids(self) -> set[int] | None:
-        """The numbers of the user's groups."""
+        """The ids of the user's groups."""
         status = self.read("proc/self/status") or ""
         groups = re.search(r"^Groups:(.*)$", status, re.M)
         if not groups:
@@ -311,7 +311,7 @@ class Tree:
 
     @cached_property
     def group_names(self) -> dict[int, str]:
-        """The names of groups by number."""
+        """The names of groups by id."""
         names = {}
         for line in (self.read("etc/group") or "").splitlines():
             fields = line.split(":")
@@ -376,7 +376,7 @@ class Tree:
         return tuple(map(int, match.groups())) if match else None
 
     def _read_libc_version(self) -> str:
-        """Return a text with glibc's version: confstr's answer or, in a copy, that of libc.so.6."""
+        """Return a text with glibc's version: from confstr or, in a copy, from libc.so.6."""
         if self.is_live:
             return os.confstr("CS_GNU_LIBC_VERSION") or ""
         for folder in ("lib*", "lib*/*", "usr/lib*", "usr/lib/*"):

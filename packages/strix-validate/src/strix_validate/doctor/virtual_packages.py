@@ -36,7 +36,8 @@ def detect(tree: Tree) -> dict[str, str]:
     """
     packages = {}
     if tree.gpus:
-        # Of several GPUs, pixi uses the one with the most compute units. Unknown counts as fewest.
+        # Of several GPUs, pixi uses the one with the most compute units. A GPU whose number of
+        # units is unknown comes last.
         largest = max(tree.gpus, key=lambda node: (node.units or -1, node.version))
         packages["__amdgpu"] = "0"
         packages["__amdgpu_arch"] = _format_version(largest)
@@ -48,7 +49,7 @@ def detect(tree: Tree) -> dict[str, str]:
 
 
 def _read_overrides(tree: Tree) -> dict[str, str]:
-    """Return the versions that variables of the environment set, by package."""
+    """Return the versions from the environment variables in VARIABLES, by package."""
     overrides = {}
     for name, variable in VARIABLES.items():
         if variable in tree.environ:

@@ -34,7 +34,7 @@ def read_channels(prefix: Path) -> list[str]:
 
 
 def _list_features(manifest: dict[str, Any], environment: str) -> list[dict[str, Any]]:
-    """Return the tables of an environment's features, without the default one."""
+    """Return the tables of an environment's features, without the default feature."""
     names = _get_table(manifest, "environments").get(environment)
     if isinstance(names, dict):
         names = names.get("features")

@@ -32,13 +32,13 @@ class ModelAnswer:
         tiles: Whether vLLM has tuned tiles for the experts' kernel, in words, or "".
         uncounted: Parts of the model that `weights` does not include.
         unproven: Kinds of layers that the table has no row for.
-        is_estimate: Whether the count of the weights was never compared for this family of models,
-            so that it may be too high or too low.
+        is_estimate: Whether no count for this family of models was compared with transformers'. The
+            count may then be too high or too low.
         length: Maximum tokens of a request if no flag limits them; 0 if unknown.
         parsers: Flags of the parsers for tool calls and reasoning, and a note.
         drafts: Flags of speculative decoding.
-        speed: Public figures of the speed of the format.
-        command: The command that serves the model.
+        speed: Published speeds of models in this format.
+        command: The command that serves a model, without arguments.
         suffix: Flags that the model's format or its LoRA needs.
         notes: Further lines for the user.
     """
@@ -77,7 +77,7 @@ class _Count:
     Attributes:
         weights: Bytes; None if a dimension is missing.
         uncounted: Parts of the model that `weights` does not include.
-        is_estimate: Whether the count was never compared for this family of models.
+        is_estimate: Whether no count for this family of models was compared with transformers'.
     """
 
     weights: int | None
@@ -331,15 +331,13 @@ def _memory_lines(result: ModelAnswer) -> list[str]:
     size = f"{result.weights_prefix}{result.weights / GIB:.1f} GiB of weights"
     lines = [_line("memory", f"{size}, {cache}"), *without]
     if result.is_estimate:
-        line = (
-            "computed as if its layers were Llama's: the count was never compared for this family"
-        )
+        line = "computed as if its layers were Llama's: no count for this family was checked"
         lines.append(_line("", line))
     return lines
 
 
 def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> list[str]:
-    """Return lines with flags that may be added, then with the command that serves a model here."""
+    """Return lines with optional flags, then the command that serves a model on this machine."""
     lines = []
     if not result.refusal:
         flags, note = result.parsers

@@ -32,8 +32,8 @@ from strix_validate import GPUS, TARGET, VLLM_DEVICE_NAME
 from strix_validate.checks import CannotRun
 from strix_validate.vllm import source as vllm_source
 
-#: Files "properties" of KFD's topology: the CPU, and the GPU with a version such as 110501 and four
-#: SIMDs in each of its workgroup processors.
+#: Contents of the files "properties" in KFD's topology: one for the CPU, and one for the GPU, which
+#: has a version such as 110501, and four SIMDs per workgroup processor.
 _NODES = (
     "gfx_target_version 0",
     f"gfx_target_version {TARGET[3:5]}0{TARGET[5]}0{TARGET[6:]}\n"
@@ -41,9 +41,9 @@ _NODES = (
 )
 #: The libraries of vLLM's compiled operators.
 _OPERATORS = ("_C", "_rocm_C", "_moe_C", "_C_cache_ops")
-#: Packages of the stack whose import needs a GPU, or that vLLM's sdist does not include.
+#: Packages in the stack that need a GPU at import, or that vLLM's sdist does not include.
 _PACKAGES = ("flash_attn", "triton_kernels")
-#: Classes of the gates of experts. Answers leave gates out, as only some formats quantize gates.
+#: Classes of the experts' gates. Answers leave gates out, because only some formats quantize them.
 _UNQUANTIZED = ("GateLinear", "ReplicatedLinear")
 
 

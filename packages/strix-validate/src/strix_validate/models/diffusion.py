@@ -94,7 +94,7 @@ def _count_bytes(folder: Path) -> int:
 
 
 def _require_shards(folder: Path, present: set[str]) -> None:
-    """Require all files of an index that names one of the present files.
+    """Require that an index's files are all present if one of them is.
 
     Raises:
         NoModel: A file is missing, as in a download that was interrupted.

@@ -41,8 +41,8 @@ _KINDS = {
 }
 #: Types whose numbers are not packed.
 _PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
-#: Maximum numbers in an array, and maximum reads of a header. No real file exceeds these
-#: limits. Without limits, reading a damaged file may not end.
+#: How many numbers an array may have, and how many reads a header may take. No real file exceeds
+#: these limits. Without limits, reading a damaged file may not end.
 _MAX_NUMBERS = 1 << 24
 _MAX_READS = 1 << 22
 #: Maximum length of an array that is read into the config.
@@ -236,7 +236,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
         "qk_rope_head_dim": header.get("rope.dimension_count"),
         "quantization_config": {"quant_method": "gguf"},
     }
-    # a header has no keys for features that are off, so that these are the defaults
+    # a header has no keys for features that are off, so these defaults turn them off
     config: dict[str, Any] = {
         "sliding_window": None,
         "num_experts": 0,
@@ -244,7 +244,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
     }
     config |= {key: value for key, value in values.items() if value is not None}
     if isinstance(kv_heads, list):
-        # in a hybrid model, layers without heads of keys have no attention
+        # in a hybrid model, layers without key heads have no attention
         other = "mamba" if header.get("ssm.state_size") else "linear_attention"
         kinds = []
         for count in kv_heads:

@@ -27,7 +27,7 @@ _EXPERTS = {
     "num_shared_experts": "n_shared_experts",
     "first_k_dense_replace": "first_k_dense_replace",
 }
-#: Tokens of the context if the file does not state them.
+#: Context length in tokens if the file does not state it.
 _DEFAULT_LENGTH = 128_000
 
 

@@ -58,9 +58,9 @@ _COUNTED = {
     "conv",
     "",
 }
-#: Beginnings of the model_type of models whose output head is the embedding unless config.json says
-#: otherwise. Other models have a separate head unless config.json or a default of their class says
-#: otherwise.
+#: Prefixes of model_type. The output head of these models is the embedding by default. Other models
+#: have a separate head unless transformers' class for them has another default. config.json
+#: overrides both.
 _TIED = ("gemma", "cohere", "command", "gpt2", "opt", "bloom", "falcon", "starcoder2", "whisper")
 #: Names of the encoders in messages.
 _ENCODERS = {"vision_config": "the encoder of images", "audio_config": "the encoder of sound"}
@@ -74,7 +74,7 @@ _MAX_BYTES = 1 << 60
 def weights_of_files(folder: Path) -> int:
     """Return the bytes of a folder's safetensors files, or the total in their index, or 0.
 
-    The total counts if a file of the index is missing, as in a download that was interrupted.
+    The total is used if a file of the index is missing, as in a download that was interrupted.
     """
     files = [file for file in folder.glob("*.safetensors") if file.is_file()]
     others = [file for file in files if not file.name.startswith("consolidated")]
@@ -101,7 +101,7 @@ def weight_bytes(form: str) -> float:
 def weights(config: Mapping) -> int:
     """Count the bytes of a model's weights from its dimensions, without norms and biases.
 
-    Layers of unknown kinds are not counted, so that the result is then a lower bound.
+    Layers of unknown kinds are not counted. With such layers, the result is a lower bound.
     """
     text = find_text(config)
     hidden = text["hidden_size"]
@@ -229,7 +229,7 @@ def _is_global(text: Mapping, kind: str) -> bool:
 
 
 def _kv_heads(text: Mapping, kind: str) -> tuple[int, int]:
-    """Return the number of a layer's heads of keys, and their size."""
+    """Return the number of a layer's key heads, and the size of a head."""
     kv_heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     if not _is_global(text, kind):
         head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
@@ -362,7 +362,7 @@ def _dense(text: Mapping, hidden: int, number: int) -> int:
 
 def _dense_size(text: Mapping) -> int | list[int]:
     """Return the inner size of dense layers, or a list of sizes that the layers use in turn."""
-    # Granite 4 calls its dense layers "shared", so that shared_intermediate_size is their size
+    # Granite 4 calls its dense layers "shared", so shared_intermediate_size is their size
     names = ["shared_intermediate_size", "intermediate_size"]
     if text.get("num_experts"):
         # Llama 4 has a separate key for the size of dense layers
@@ -416,7 +416,7 @@ def _layer_inputs(text: Mapping, hidden: int, num_layers: int) -> int:
 
 
 def encoder_parameters(config: Mapping) -> int:
-    """Count the weights of an image encoder; 0 if the count for its family was never compared."""
+    """Count the weights of an image encoder; 0 if its family is not in table.toml's `encoders`."""
     vision = find_encoders(config).get("vision_config", {})
     depth = vision.get("depth") or vision.get("num_hidden_layers")
     if not depth or not _is_vision_counted(vision):
@@ -480,7 +480,7 @@ def uncounted(config: Mapping) -> list[str]:
             names.append(f"the parts whose size is {key}")
     form = read_format(config)
     if form not in _BYTES:
-        names.append(f"all but 2 bits of each weight in the format {form}")
+        names.append(f"the bits beyond 2 of each weight in the format {form}")
     return names
 
 

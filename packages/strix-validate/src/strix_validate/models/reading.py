@@ -53,7 +53,7 @@ def _find_in(folder: Path) -> Path:
             return folder / name
     gguf_files = sorted(folder.glob(f"*{gguf_file.SUFFIX}"))
     if gguf_files:
-        # llama.cpp names the encoder of a model mmproj.
+        # llama.cpp puts "mmproj" into the name of an encoder's file.
         models = [file for file in gguf_files if "mmproj" not in file.name]
         return (models or gguf_files)[0]
     raise NoModel(

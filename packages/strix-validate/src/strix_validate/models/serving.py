@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Suggest flags for a model's server: context length, parsers, drafts; and its likely speed."""
+"""Suggest a server's flags for context length, parsers and drafts, and cite published speeds."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ _UNKNOWN_LENGTH = 2048
 #: Types of rope that do not scale, or whose max_position_embeddings is already the scaled length.
 _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default")
 #: If one request of the model's length needs at most this share of the cache, --max-model-len is
-#: left out. vLLM rounds to blocks and pads groups of layers, so that a request which needs nearly
-#: the whole cache may not fit.
+#: left out. vLLM rounds to blocks and pads groups of layers, so a request that needs nearly the
+#: whole cache may not fit.
 _SURE = 0.5
 #: Mixers whose layers keep a state, alone or besides keys and values.
 _STATE_MIXERS = {
@@ -174,7 +174,7 @@ def list_draft_flags(config: Mapping) -> list[str]:
 
 
 def find_speed(config: Mapping) -> str:
-    """Return the public figures of a format's speed on gfx1151, with their source, or ""."""
+    """Return the published speeds of a format on gfx1151, with their source, or ""."""
     text = find_text(config)
     form = read_format(config)
     layers = [] if "encoder_layers" in text else list_layers(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The table of the choices of vLLM and diffusers on gfx1151, and how far each is proven."""
+"""The table of what vLLM and diffusers choose on gfx1151, and how far each choice is proven."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ from strix_validate.layers.defaults import NoModel
 from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 from strix_validate.models.formats import find_quantization, read_format
 
-#: What a passed check proves about a kernel without a GPU, by the first part of the check's id.
+#: What a check that passed without a GPU proves about a kernel, by the first part of its id.
 #: Checks such as gemm, sdpa and conv prove something only on a GPU.
 PROVES = {
     "kernels": "compiled",
@@ -24,7 +24,7 @@ PROVES = {
 }
 #: Types of encoders without a decoder: their attention sees all tokens.
 _ENCODERS = ("bert", "modernbert", "roberta", "xlm-roberta")
-#: Mixers that attend to tokens by heads.
+#: Mixers with attention heads.
 ATTENDS = {
     *ATTENTION,
     "mamba and attention",
@@ -33,8 +33,8 @@ ATTENDS = {
 }
 #: Formats in which vLLM treats the output head as a layer of its own, in 16 bits.
 _SEPARATE_HEAD = ("auto-round", "auto-round of 8 bits", "nvfp4 by modelopt", "mxfp8 by modelopt")
-#: The text that stands for a format of experts in the names of vLLM's tables of tiles. Formats that
-#: are not listed have no tables.
+#: How the names of vLLM's tables of tiles state the experts' format. vLLM has no tables for formats
+#: that are not listed.
 _TILED = {
     "16 bits": "",
     "fp8-blocks": ",dtype=fp8_w8a8,block_shape=[128,128]",
@@ -196,7 +196,7 @@ def find_rows(config: Mapping) -> list[Row]:
     if text.get("linear_num_value_heads"):
         chosen.append(_row("linear attention", "gated delta rule"))
     has_encoder = find_encoders(config) or text.get("encoder_attention_heads")
-    # the encoders of Gemma 4 are transformers' own, so that vLLM chooses no backend for them
+    # the encoders of Gemma 4 are transformers' own, so vLLM chooses no backend for them
     if has_encoder and not str(text.get("model_type")).startswith("gemma4"):
         chosen.append(_row("encoder", "images or sound"))
     return chosen + _matrix_rows(config, text, layers)

@@ -53,8 +53,9 @@ def figures(record: Record) -> Iterator[Figure]:
     """Draw the measured values of a record.
 
     Yields:
-        A figure for each soak, for a server under load, for rates by size and backend (forward and
-        backward), and, beside rates, for speed-ups. A figure without measured values is left out.
+        A figure for each soak, one for a server under load, one each for forward and backward rates
+        by size and backend, and one for speed-ups if there are rates. If the record has no values
+        for a figure, the figure is left out.
     """
     rates = {}
     speedups = {}
@@ -169,7 +170,7 @@ def _replace_none(value: float | None) -> float:
 
 
 def _draw_server(loads: list[dict]) -> Figure:
-    """Draw a server's tokens per second and time to the first token, by concurrent requests."""
+    """Draw tokens per second and time to the first token, by number of concurrent requests."""
     figure = Figure(figsize=(8, 3), layout="constrained", label="a server under load")
     requests = [str(load["requests"]) for load in loads]
     labels = {

@@ -33,8 +33,8 @@ _LARGEST_RELATIVE_BOUNDS = {
 }
 #: The largest accepted size of terms; no check sums larger terms.
 _LARGEST_SIZE = 2**20
-#: The largest accepted bound of a comparison without a dtype: of probabilities, or in a record that
-#: an earlier version wrote.
+#: The largest accepted bound of a comparison without a dtype. Comparisons of probabilities have no
+#: dtype, nor do those in records of earlier versions.
 _LARGEST_BOUND = 64
 #: The numeric keys of a comparison; their values must be finite and not negative.
 _NUMBERS = ("error", "bound", "local", "rms", "rms_bound", "drift", "size")

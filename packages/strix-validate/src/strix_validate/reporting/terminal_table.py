@@ -78,7 +78,7 @@ def _show_reasons(record: Record, console: Console) -> None:
     for (verdict, reason), ids in reasons.items():
         names = ""
         if verdict is State.SKIPPED:
-            # The table of checks has no skipped checks, so that their ids are listed here.
+            # The table of checks has no skipped checks, so their ids are listed here.
             listed = textwrap.shorten(", ".join(ids), 240, placeholder=" …")
             names = f" ({listed})"
         label = _colour(verdict, len(ids))
@@ -109,7 +109,7 @@ def _colour(verdict: State | Severity, number: int | None = None) -> str:
 
 
 def _make_speed_table(checks: list[CheckRecord]) -> Table:
-    """Return the table of benchmarks; decoding has no backward pass."""
+    """Return the table of benchmarks. Cells of passes that were not measured are empty."""
     columns = [
         "benchmark",
         "forward ms",
@@ -151,7 +151,7 @@ def _format_times(measured: dict, direction: str) -> tuple[str, str]:
 
 
 def describe_measured(measured: dict) -> str:
-    """Return the largest error as a fraction of its bound or, without errors, the plain values."""
+    """Return the largest error as a fraction of its bound, or the values if none has a bound."""
     comparisons = [value for value in measured.values() if _is_comparison(value)]
     if any(comparison["error"] is None for comparison in comparisons):
         return "not finite"
@@ -169,7 +169,7 @@ def describe_measured(measured: dict) -> str:
 def find_worst_share(measured: dict) -> float | None:
     """Return the largest error as a fraction of its bound.
 
-    The result is None if there are no errors, or if one is not finite.
+    The result is None if nothing was compared, or if an error is not finite.
     """
     comparisons = [value for value in measured.values() if _is_comparison(value)]
     if not comparisons:
