@@ -130,11 +130,11 @@ def _suggest_kernel_package(tree: Tree) -> str:
 
 
 def _suggest_upgrade_for_kernel(tree: Tree) -> str:
-    """Return how to get a newer kernel if the installed release of the distribution has none.
+    """Return how to get a newer kernel if an ordinary update of packages may not bring one.
 
     Returns:
-        An instruction. "" if an ordinary update of packages is enough, or in a container, where the
-        host's release is unknown.
+        An instruction. "" if an ordinary update is enough, or in a container, where the host's
+        release is unknown.
     """
     if containers.detect(tree) or _has_newest_kernel(tree):
         return ""

@@ -3,7 +3,8 @@
 
     python copy_rate.py LIBAMDHIP64
 
-prints bytes per second as JSON, for each kind of source. LIBAMDHIP64 is the path of HIP's library.
+LIBAMDHIP64 is the path of HIP's library. The output is JSON: bytes per second for each kind of
+source mapping.
 
 A faulty Linux kernel stalls in copies from a writable private mapping whose pages have been
 touched. torch creates such a mapping for a checkpoint:

@@ -418,7 +418,7 @@ def _judge_bad_mes(tree: Tree, mes: int, version: str | None, measured: dict) ->
 
 
 def _is_good_firmware(version: str | None) -> bool:
-    """Return whether a package of firmware has a date after the bad MES was withdrawn."""
+    """Return whether a firmware package is dated after the withdrawal of the bad MES."""
     date = re.match(r"(?:\d+:)?(\d{8})", version or "")
     return date is not None and date[1] >= _GOOD_FIRMWARE
 

@@ -33,8 +33,8 @@ _FIRMWARE_PACKAGES = (
     "pve-firmware",
     "linux-firmware",
 )
-#: Packages of rpm with this firmware: Fedora's package, openSUSE's package, and the package of
-#: distributions that have one package for all firmware.
+#: rpm's packages that may have this firmware: Fedora's, openSUSE's, and the one with all firmware in
+#: other distributions.
 _FIRMWARE_RPMS = (
     "amd-gpu-firmware",
     "kernel-firmware-amdgpu",

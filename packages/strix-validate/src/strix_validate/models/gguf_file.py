@@ -49,7 +49,7 @@ _MAX_READS = 1 << 22
 _SHORT = 1000
 #: Maximum number of files that a model is split into.
 _MAX_SHARDS = 1000
-#: The end of the name of one file of a model that is split.
+#: The end of a file's name if the model is split into several files.
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 

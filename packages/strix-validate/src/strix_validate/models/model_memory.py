@@ -64,8 +64,8 @@ _COUNTED = {
 _TIED = ("gemma", "cohere", "command", "gpt2", "opt", "bloom", "falcon", "starcoder2", "whisper")
 #: Names of the encoders in messages.
 _ENCODERS = {"vision_config": "the encoder of images", "audio_config": "the encoder of sound"}
-#: Keys of sizes. If a config.json has such a key, and neither table.toml nor the defaults of its
-#: class list the key, the count is a lower bound.
+#: The end of a key that states a size. If a config.json has such a key, and neither table.toml nor
+#: the defaults of the model's class list the key, the count is a lower bound.
 _SIZE = re.compile(r"(size|dim|rank|heads|layers|experts|groups|mult|count|base)$")
 #: Bytes that no model exceeds.
 _MAX_BYTES = 1 << 60
@@ -442,7 +442,7 @@ def _is_encoder(text: Mapping) -> bool:
 
 
 def _is_tied(config: Mapping) -> bool:
-    """Return whether a model's output head is its embedding, by its file or by a default."""
+    """Return whether a model's output head is its embedding, as config.json or a default states."""
     text = find_text(config)
     if "encoder_layers" in text:
         return True

@@ -82,7 +82,7 @@ def read_length(config: Mapping, folder: Path | None = None) -> int:
 
 
 def _rope_factor(ropes: Sequence[Mapping]) -> float:
-    """Return the factor by which rope lengthens the context; of several, the last counts."""
+    """Return the factor by which rope lengthens the context; of several factors, the last one."""
     factor: float = 1
     for rope in ropes:
         if _rope_type(rope) not in _SCALED and _is_number(rope.get("factor")):
