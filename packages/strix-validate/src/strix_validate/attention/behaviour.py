@@ -43,8 +43,8 @@ _SUFFIX = "-bfloat16"
 def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
     """Return one check for each behaviour, route and data type, with its function.
 
-    The behaviour "lse" has only the routes in LSE, and those in _FLOAT16_ONLY have only float16. A
-    function raises CannotRun if torch refuses the call.
+    The behaviour "lse" has only the routes in LSE. The behaviours in _FLOAT16_ONLY have only
+    float16. A function raises CannotRun if torch refuses the call.
     """
     functions: dict[Check, Callable[[RunOptions], dict | Result]] = {}
     for name, body in BODIES.items():
@@ -105,7 +105,7 @@ def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) ->
 
 
 def _draw_inputs(route: Watched, options: RunOptions, *size: int) -> list[Tensor]:
-    """Draw q, k and v of a size, of the dtype under test."""
+    """Draw q, k and v with a given size and the route's dtype."""
     device = options.device
     return [_randn(*size, device=device, dtype=route.dtype, seed=seed) for seed in range(3)]
 
@@ -147,7 +147,7 @@ def deterministic(route: Watched, options: RunOptions) -> dict:
 
     If the bits differ, there is a race, or the kernel reads memory that nothing wrote:
     https://github.com/ROCm/aotriton/issues/183
-    Gradients may differ, because some kernels sum them with atomics.
+    Gradients are not compared: some kernels sum them with atomics, so that their bits may differ.
     """
     repeats = {Size.QUICK: 5, Size.FULL: 100, Size.STRESS: 1000}[options.size]
     q, k, v = _draw_inputs(route, options, 1, 4, 257, 80)
@@ -258,7 +258,7 @@ def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the logsumexp of a causal call. CUDA's kernel pads its rows to a multiple of 32."""
+    """Return the logsumexp of a causal call. On CUDA, each row is padded to a multiple of 32."""
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
     return operator(q, k, v, None, True, 0.0, True)[1]
 
@@ -338,7 +338,7 @@ def _check_kept_weights(out: Tensor, visible: Tensor, p: float) -> float:
 def _check_patterns(is_kept: Tensor) -> None:
     """Check that on each axis, the first n entries and the next n drop different weights.
 
-    n is a power of two up to 128.
+    n is each power of two up to 128 that is less than the axis's length.
     """
     for axis, name in enumerate(("sequences", "heads", "queries", "keys")):
         for distance in (1, 2, 4, 8, 16, 32, 64, 128):

@@ -68,11 +68,11 @@ class FlashCall:
 
         Returns:
             "out", and "lse" if the call returns it.
-            With grad_out, the gradients, such as "dq" for that of q. Without grad_out, the tensors
-            that were passed, because the call may have changed them.
+            With grad_out, the gradients, such as "dq" for q. Without grad_out, the tensors that
+            were passed, because the call may have changed them.
             With grad_out and infers, "inference", the output without gradients.
-            With grad_out and repeats, "differing", the number of calls whose output differs from
-            the first.
+            With grad_out and more than 1 repeat, "differing", the number of calls whose output
+            differs from the first.
         """
         import flash_attn
 
@@ -108,9 +108,9 @@ class FlashCall:
 
 
 def backend() -> str:
-    """Return the kernels that flash-attn uses.
+    """Return the name of the kernels that flash-attn uses.
 
-    They are "aiter", "built-in" or "cuda"; "unknown" if flash-attn has no patch that names them.
+    It is "aiter", "built-in" or "cuda"; or "unknown" if flash-attn lacks the patch that names them.
     """
     import flash_attn  # noqa: F401 (it loads the module below)
 
@@ -142,10 +142,10 @@ def fixed(  # noqa: PLR0913 (the options of a case)
         seqlen_q: Number of queries.
         seqlen_k: Number of keys.
         head_dim: Size of a head.
-        strided: Whether k and v are slices of one tensor, in which NaN separates the heads, and the
-            gradient is transposed.
+        strided: Whether the gradient is transposed, and k and v are slices of one tensor that has
+            NaN between the heads.
         sink: See reference.with_sink.
-        alibi: "heads" for slopes by head, "batch" for other slopes in each sequence.
+        alibi: "heads" for slopes by head, "batch" for other slopes in each sequence, "" for none.
         low: Level of reference.with_low_scores; 0 for none.
         options: Options of dense.
     """
@@ -195,8 +195,8 @@ def dense(  # noqa: PLR0913 (the options of a case)
         k: Keys, (batch, seqlen_k, kv_heads, head_dim).
         v: Values, like k.
         grad_out: Gradient of the output, like q.
-        causal: Whether the last query sees all keys, and each query sees one key less than the
-            next query.
+        causal: Whether the last query sees all keys, and each other query sees one key fewer than
+            the query after it.
         window: See reference.mask.
         softcap: See reference.attention.
         dropout: Share of weights to drop. With dropout, the only expected result is that each
@@ -341,7 +341,7 @@ def _make_options(
     lse: bool,
     scale: float | None,
 ) -> dict[str, Any]:
-    """Return the arguments of a call that are not tensors."""
+    """Return the arguments that calls of :func:`dense` and :func:`varlen` share, except tensors."""
     options: dict[str, Any] = {
         "causal": causal,
         "window_size": window,
@@ -404,8 +404,8 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
         page: Size of a page of a paged cache; None for a cache without pages.
         stale: Whether the cache contains NaN after the entries of each sequence.
         lengths: Number of entries in the cache before the call, for each sequence.
-        rotary: Which of the first 32 elements of q and k form the pairs that are rotated,
-            "neighbours" or "halves"; "" for no rotation.
+        rotary: How the first 32 elements of q and k are paired for the rotation, "neighbours" or
+            "halves"; "" for no rotation.
         scale: See reference.attention.
         queries: Number of queries of each sequence.
         heads: Query heads.

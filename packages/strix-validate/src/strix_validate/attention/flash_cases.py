@@ -109,15 +109,15 @@ _DECODING = (
     "sequence's keys"
 )
 _REFUSED = ("NotImplementedError",)
-#: OutOfResources is an exception of Triton. It means that a tile of the head dim does not fit into
+#: OutOfResources is an exception of Triton. It means that a tile of this head dim does not fit into
 #: the LDS, and that no kernel was launched.
 _TOO_WIDE = (*_REFUSED, "OutOfResources")
-#: Models that have 3, 4 and 8 query heads for each head of keys, and head dims of 64 and 128.
+#: Models with 3, 4 and 8 query heads for each head of keys. Their head dims are 64 and 128.
 _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
 
 
 def _model_cases() -> Iterator[FlashCase]:
-    """Yield prompts with gradients, for each model's group of heads and head dim.
+    """Yield cases of prompts with gradients, one set for each model's group and head dim.
 
     A case has four values: group, head dim, function and mask. The cases of a quick run contain
     each pair of these values.
@@ -125,8 +125,8 @@ def _model_cases() -> Iterator[FlashCase]:
     builds = {}
     columns = []
     for model, layer in plain_layers().items():
-        # The interpreter runs each head as a separate program. To save time, layers with groups of
-        # 8 and 16 get a single head of keys.
+        # The interpreter runs each head as a separate program. To save time, a layer with a group
+        # of 8 or 16 gets a single head of keys.
         kv_heads = 1 if layer.group in (8, 16) else layer.kv_heads
         shape = {
             "heads": layer.group * kv_heads,
@@ -742,7 +742,7 @@ CASES = (
             new=0,
             lse=True,
         ),
-        "one length for all sequences that is applied to the first sequence only",
+        "one length for all sequences, applied only to the first",
         half_only=True,
     ),
     FlashCase(

@@ -36,10 +36,10 @@ _FUSED = {
     "efficient": "_efficient_attention",
     "cudnn": "_cudnn_attention",
 }
-#: The errors that mean "this set has no kernel for the call", by AOTriton's set of kernels.
-#: AOTriton's library returns hipErrorNotSupported for a call that it knows no kernel for. If the
-#: library was built with the set "sample", it also knows kernels that are not in the package. The
-#: launch of such a kernel gives hipErrorInvalidHandle.
+#: For each of AOTriton's sets of kernels, the errors that mean "this set has no kernel for the
+#: call". AOTriton's library returns hipErrorNotSupported for a call that it knows no kernel for. If
+#: it was built with the set "sample", it also knows kernels that are not in the package. The launch
+#: of such a kernel gives hipErrorInvalidHandle.
 _LEFT_OUT = {
     "core": ("hipErrorNotSupported",),
     "sample": ("hipErrorNotSupported", "hipErrorInvalidHandle"),
@@ -135,7 +135,7 @@ def skip_if_left_out(result: Result, kernels: str) -> Result:
 def _can_sums_exceed_bound(case: SdpaCase, dtype: torch.dtype) -> bool:
     """Return whether errors of torch's sums in 16 bits can exceed the bound of a correct kernel.
 
-    They exceed the bound with the sink "query", and with some inputs if query heads share a head of
+    They can with the sink "query". In 16-bit dtypes, they also can if query heads share a head of
     keys, because a gradient is then a sum over several query heads.
     """
     return case.sink == "query" or (dtype in HALVES and case.heads > case.kv_heads)
@@ -207,9 +207,10 @@ class _Answer:
     Attributes:
         tensors: "out" and the gradients. If the output without gradients differs from "out", it is
             included as "inference".
-        again: The gradients of a second backward pass if they differ; otherwise empty.
-        operators: Names of the operators that ran with gradients.
-        inference_operators: Names of the operators that ran without gradients.
+        again: The gradients of a second backward pass if they differ from the first; otherwise
+            empty.
+        operators: Names of the operators that ran in the call with gradients.
+        inference_operators: Names of the operators that ran in the call without gradients.
     """
 
     tensors: dict[str, Tensor]
@@ -243,7 +244,7 @@ def _answer(route: Route, problem: Problem) -> _Answer:
     with torch.no_grad():
         inference, inference_operators = call(route, *tensors, **options)
     actual = {"out": out.detach(), **gradients}
-    # with dropout, a second call drops other weights, so that its output is not compared
+    # with dropout, the second call drops other weights, so its output is not compared
     if not case.dropout and not torch.equal(inference, out):
         actual["inference"] = inference
     differs = any(not torch.equal(x, gradients[name]) for name, x in again.items())
@@ -282,7 +283,8 @@ def _describe_wrong_share(is_kept: Tensor, problem: Problem) -> str:
     """
     case = problem.case
     weights = problem.expected(torch.float64)["out"][..., : case.seqlen_k]
-    # Smaller weights, and those of hidden keys, can be zero in the output although they were kept.
+    # Weights below this limit, such as those of hidden keys, can be zero in the output although
+    # dropout kept them.
     is_nonzero = weights > torch.finfo(problem.dtype).tiny
     kept = is_kept[is_nonzero].double()
     share = kept.mean().item()

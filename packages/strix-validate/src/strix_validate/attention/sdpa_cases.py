@@ -34,7 +34,7 @@ class SdpaCase:
         scale: Scale of the scores; None is torch's default.
         attn_mask: Kind of mask; "" for none.
             "bool" is Boolean and random; each query sees at least one key.
-            "padding" is Boolean and depends on the sequence.
+            "padding" is Boolean and hides the last 37 * i keys of sequence i.
             "least" is causal, with padding at the start of the second sequence. It hides keys by
             adding the most negative number of the dtype.
             The other kinds are random numbers that are added to the scores.
@@ -42,7 +42,8 @@ class SdpaCase:
             "learned" has the shape (batch, heads, seqlen_q, seqlen_k).
             "sequence" has the shape (batch, 1, 1, seqlen_k).
             "heads" has the shape (1, heads, seqlen_q, seqlen_k).
-            "tiles" is -inf for half of the queries, except at the last 4 keys.
+            "tiles" and "slice" have the shape (1, 1, seqlen_q, seqlen_k).
+            "tiles" is -inf for the second half of the queries, except at the last 4 keys.
             "slice" is a slice of wider rows, in which NaN follows the mask.
         mask_dtype: Dtype of an additive mask; "" is the dtype under test.
         dropout: Share of weights that are dropped. The values then begin with an identity matrix,
@@ -379,7 +380,7 @@ CASES = (
     ),
     SdpaCase(
         "one-token",
-        "lengths that are both smaller than any block",
+        "a fault if both lengths are smaller than any block",
         seqlen_q=1,
         seqlen_k=1,
         causal=True,

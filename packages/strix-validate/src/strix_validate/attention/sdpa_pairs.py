@@ -17,7 +17,7 @@ _CATCHES = (
     "a kernel that is correct for each argument alone but wrong for two together, such as a mask "
     "and dropout (https://github.com/pytorch/pytorch/issues/116333)"
 )
-#: The kinds of masks in these cases whose numbers are added to the scores.
+#: The kinds of additive masks in these cases. Their numbers are added to the scores.
 ADDITIVE = ("sequence", "heads", "tiles", "slice")
 #: Numbers of queries and of keys. For a mask's gradient, the number of keys is a multiple of 8.
 _LENGTHS = {

@@ -110,9 +110,10 @@ class Problem:
         return results
 
     def _list_parts(self) -> list[slice]:
-        """Return the parts of the batch that the reference computes one after the other.
+        """Return the slices of the batch that the reference computes one after the other.
 
-        In the largest cases, the scores of all sequences would not fit into memory in float64.
+        In the largest cases, the scores of all sequences would not fit into memory in float64. If
+        `compared` is set, each slice is one of the compared sequences.
         """
         if self.compared:
             return [slice(i % _POOL, i % _POOL + 1) for i in self.compared]
@@ -128,7 +129,10 @@ def _draw_inputs(
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw q, k, v and the gradient of the output, (batch, heads, seqlen, head_dim), on the CPU."""
+    """Draw q, k, v and the gradient of the output, (batch, heads, seqlen, head_dim), on the CPU.
+
+    A case with `gib` gets only _POOL sequences, which _lay_out repeats.
+    """
 
     def randn(heads: int, seqlen: int, head_dim: int) -> Tensor:
         batch = min(case.batch, _POOL) if case.gib else case.batch
@@ -164,7 +168,7 @@ def _lay_out(
     v: Tensor,
     grad_out: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give the tensors the strides of the case's layout.
+    """Give the tensors the strides and the batch size of the case.
 
     The tensors are already on the device, because a later copy would change some of the strides.
     """

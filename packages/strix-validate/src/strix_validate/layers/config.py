@@ -119,7 +119,7 @@ def _read_window(text: dict) -> int:
 
 
 def _read_layer_types(text: dict) -> set[str]:
-    """Return the kinds of layers. If config.json lists none, all layers have its window."""
+    """Return the kinds of layers. If config.json lists none, all layers except Gemma's have one."""
     listed = text.get("layer_types")
     if listed:
         return set(listed)

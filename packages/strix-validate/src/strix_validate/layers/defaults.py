@@ -180,7 +180,7 @@ def _make_instance(config_class: Any, **values: Any) -> Any:
 
 
 def _list_part_types(config_class: Any, instance: Any) -> dict[str, str]:
-    """Return the model_type of each part of a class, as its default instance has it."""
+    """Return the model_type of each part of a class, from its default instance if possible."""
     classes = dict(getattr(config_class, "sub_configs", None) or {})
     kinds = {}
     for name, part_class in classes.items():

@@ -17,9 +17,9 @@ _Pair = tuple[str, Any, str, Any]
 
 
 def pairwise(rows: Sequence[tuple[Row, Sequence[Hashable]]]) -> list[Row]:
-    """Return a few of the rows, in order, that together have each pair of values that a row has.
+    """Return a few of the rows, in order, that together have every pair of values of the rows.
 
-    Each step chooses the row that adds the most pairs, and the first of several such rows.
+    Each step chooses the row that adds the most pairs; if several do, the first of them.
 
     Args:
         rows: Each row with the values of its columns.
@@ -42,7 +42,7 @@ def combine(
     columns: Mapping[str, Sequence[Hashable]],
     allows: Callable[[Combination], bool],
 ) -> list[Combination]:
-    """Return a few allowed combinations that together contain each pair of values one can have.
+    """Return a few allowed combinations that together contain every possible pair of values.
 
     A combination starts from the first missing pair. Each of the remaining columns then gets the
     value that adds the most missing pairs.

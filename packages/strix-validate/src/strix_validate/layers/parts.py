@@ -47,7 +47,7 @@ ATTENTION = (
 )
 #: Feed-forward parts of layers that have no mixer.
 _FEED_FORWARD_ONLY = {"mlp": "dense", "moe": "sparse"}
-#: Keys that must not be texts or lists, because their values are multiplied with each other.
+#: Keys whose values must not be texts or lists, because the sizes are multiplied with each other.
 _SIZES = (
     "hidden_size",
     "vocab_size",
@@ -160,7 +160,7 @@ def _check_numbers(part: Mapping) -> None:
 
 
 def find_encoders(config: Mapping) -> dict[str, dict[str, Any]]:
-    """Return the parts of a config.json that read images or sound, with their class's defaults."""
+    """Return the encoders of images and sound in a config.json, with their class's defaults."""
     root: Mapping = defaults.complete(config)
     if isinstance(root.get("thinker_config"), Mapping):
         root = root["thinker_config"]

@@ -46,8 +46,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def checks() -> dict[Check, Body]:
     """Return the checks with their functions.
 
-    NF4 has one check for each kind, block size and data type. An optimizer has one for each data
-    type.
+    NF4 has one check for each kind, block size and data type, except layers in float32. An
+    optimizer has one check for each of two data types.
     """
     bodies: dict[Check, Body] = {}
 

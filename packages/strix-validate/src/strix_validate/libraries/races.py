@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Find races that make a result wrong now and then, without an error, when one wave is late.
 
-On a GPU, each check runs many rounds. A check of a factorisation of torch.linalg multiplies the
-factors in float64, and compares the product with the factorised matrix. A check of gradients
-computes the gradient of an embedding, whose rows are sums over tokens, and compares it with exact
-sums.
+On a GPU, each check runs many rounds. The checks of torch.linalg factorise a matrix, multiply the
+factors in float64, and compare the product with the matrix. The checks of gradients compute the
+gradient of an embedding, whose rows are sums over tokens, and compare it with exact sums.
 """
 
 from functools import partial
@@ -56,7 +55,7 @@ _WIDTH = 96
 
 
 def checks() -> dict[Check, Body]:
-    """Return a check for each data type of each factorisation and of the gradient."""
+    """Return the checks of each factorisation and of the gradient, one for each data type."""
     bodies: dict[Check, Body] = {}
     for kind, name in product(_CATCHES, ("float32", "float64")):
         title = f"torch.linalg: {kind}-{name}"
@@ -75,7 +74,7 @@ def _count_rounds(options: RunOptions) -> int:
 
 
 def factorise(kind: str, a: Tensor) -> tuple[Tensor, ...]:
-    """Factorise a with the function under test; return factors whose product is a."""
+    """Factorise matrices with the function under test; return factors whose product is `a`."""
     match kind:
         case "cholesky":
             lower = cholesky(a)

@@ -68,13 +68,13 @@ def bounds(
     dtype: torch.dtype,
     factor: float | None = None,
 ) -> dict[str, float]:
-    """Return the largest error, as of :func:`max_error`, that each tensor may have.
+    """Return the largest :func:`max_error` that each tensor may have.
 
     The unit of the bound is the error of `rounded`, the results of a correct kernel of the dtype
     under test for the same inputs. docs/validate.md gives the reasons.
 
     In half precision, 4 units are allowed. Correct kernels came to 3.1 units (torch's on the CPU,
-    grouped heads, bfloat16). flash-attention's own tests allow 2 and 3 times the error of attention
+    grouped heads, bfloat16). flash-attention's own tests allow 2 or 3 times the error of attention
     that rounds every intermediate; this error is larger than a unit (tests/test_flash_attn.py,
     test_flash_attn_output). In float32, 10 units are allowed: the error of the kernels' fast exp2
     shows there, and correct kernels came to 4 units.
@@ -84,7 +84,7 @@ def bounds(
     the same for all gradients: with one key, the gradients of q and k are zero, because their terms
     cancel, but these terms are as large as those of v's gradient. The unit is also at least
     eps(float32) * max|terms|, the rounding of the sums. Without this second minimum, the minimum
-    would be zero if such a gradient is computed alone.
+    would be zero for such a gradient that is computed alone.
 
     lse is stored in float32 for any dtype. Its error is the relative error of the sum of weights. A
     kernel that rounds the weights first, or whose exp is only as precise as the dtype, is off by
@@ -95,7 +95,7 @@ def bounds(
         rounded: Results of a correct kernel of the dtype.
         terms: Sums of the magnitudes of the terms; see TERMS.
         dtype: Dtype under test.
-        factor: Replaces the dtype's factor in FACTORS.
+        factor: Replaces the dtype's factor in FACTORS, except for lse.
 
     Raises:
         ValueError: `rounded` or `exact` is not finite, so that every result would pass.
@@ -283,11 +283,12 @@ def compare(
 ) -> Result:
     """Return a pass if every expected tensor, and every element, is within its bounds.
 
-    Each tensor has a bound from :func:`bounds` and, unless a factor is given, one from
-    :func:`rms_bounds`. The bound of :func:`drift` is a share of the bound from :func:`rms_bounds`;
-    this share is larger for a tensor of few elements, and the results in WITHOUT_DRIFT have no such
-    bound. Each element has a bound of LOCAL_FACTORS in units of its own terms. Without a bound for
-    each element, a kernel could leave out a small gradient altogether.
+    Each tensor has a bound from :func:`bounds`. Unless a factor is given, it also has a bound from
+    :func:`rms_bounds`, and one for :func:`drift`. The bound for drift is a share of the bound from
+    :func:`rms_bounds`. The share is larger for a tensor of few elements. The results in
+    WITHOUT_DRIFT have no bound for drift. Each element has a bound of LOCAL_FACTORS in units of its
+    own terms. Without a bound for each element, a kernel could leave out a small gradient
+    altogether.
 
     The record of the result includes the dtype and the size of the largest terms, from which the
     bounds follow.

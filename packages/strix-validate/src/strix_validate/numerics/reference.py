@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compute attention, rope and products in float64, with rounding to a dtype, or with magnitudes."""
+"""Compute attention, rope and products: in float64, rounded to a dtype, or from magnitudes."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Te
         x: (..., columns).
         weight: (rows of the weight, columns).
         dtype: Precision of the result.
-        rows: Number of the weight's rows that are converted at a time. A whole head of 248,000
+        rows: Number of the weight's rows that are converted at a time. A whole LM head of 248,000
             tokens would not fit into memory in float64.
     """
     x = x.to(working_dtype(dtype))

@@ -70,7 +70,7 @@ def move(x: Tensor, device: str) -> Tensor:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call of a function of this package that launches a library's kernels.
+    """A call of one of this package's functions, which launches a library's kernels.
 
     It is the base class for calls of vLLM and of other packages.
 

@@ -11,7 +11,7 @@ Three terms have the same meaning for flash-attn, vLLM and the other packages:
   float64 they are the reference. In a smaller dtype they are the results of a correct kernel of
   that dtype. For TERMS they are the magnitudes that rounding errors are in proportion to.
 
-:func:`make` builds a case only when it runs. With the same seed it draws the same random numbers.
+A case is built, by :func:`make`, only when it runs. The same seed gives the same random numbers.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ class Candidate:
 
     Attributes:
         build: Builds the call and its expected function.
-        columns: The values that a kernel is compiled or launched for. :func:`choose` compares them.
+        columns: The values that a kernel is compiled or launched for. :func:`choose` pairs them.
         dtype: The dtype of the random numbers.
     """
 

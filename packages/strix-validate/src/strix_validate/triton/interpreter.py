@@ -80,8 +80,8 @@ def complete() -> None:
 def _accept_numeric_masks(interpreter: Any) -> None:
     """Make loads and stores convert their masks to Booleans.
 
-    The interpreter turns the condition of a scalar into a block of numbers, which Triton 3.9
-    refuses as a mask.
+    The interpreter turns a scalar condition into a block of numbers, which Triton 3.9 refuses as a
+    mask.
     """
 
     def with_boolean_mask(method: Callable, position: int) -> Callable:

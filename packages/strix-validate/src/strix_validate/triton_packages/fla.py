@@ -107,7 +107,7 @@ def attention(  # noqa: PLR0913 (the options of a case)
     q = randn(1, tokens, heads, keys)
     k = randn(1, tokens, heads, keys)
     if normal:
-        # The vectors are so short that a wrong eps in their normalization shows.
+        # The norms of the vectors are so small that a wrong eps in the normalization shows.
         q = q / 16
         k = k / 16
     else:

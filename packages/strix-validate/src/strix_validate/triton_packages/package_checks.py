@@ -143,8 +143,8 @@ def _read_fields(library: ModuleType, name: str, options: RunOptions) -> dict[st
     """Return the fields of a call that depend on the options of the run.
 
     Raises:
-        CannotRun: The library is not installed, or see vllm_checks.find_source.
-        ValueError: See vllm_checks.find_source.
+        CannotRun: The library is not installed, or vllm_checks.find_source raises it.
+        ValueError: vllm_checks.find_source raises it.
     """
     if library is vllm_checks:
         return {"source": vllm_checks.find_source(name, options)}

@@ -418,7 +418,7 @@ class ConfiguredCall:
 
 
 def short_list(problem: Problem, cache: Path, jobs: int | None, most: int) -> list[Trial]:
-    """Compile a problem's configurations for gfx1151, and return them with their counts.
+    """Compile a problem's configurations for gfx1151; return a trial for each, with its counts.
 
     Args:
         problem: The problem to tune.
@@ -460,7 +460,7 @@ def _judge_compiled(
     answers: list[CallAnswer],
     compiled_code: set[bytes],
 ) -> tuple[Trial, KernelCost | None]:
-    """Return the trial of a compiled configuration, and its cost; None if it did not compile.
+    """Return the trial of a configuration, and its cost, which is None if it did not compile.
 
     Args:
         problem: The problem to tune.

@@ -22,7 +22,7 @@ from strix_validate.tuning import record
 from strix_validate.tuning.record import Tuned, TuneRecord
 from strix_validate.tuning.session import Print, Refused, Sensors, Session
 
-#: The folder of this user's record.
+#: The default folder of a user's record.
 _FOLDER = Path(typer.get_app_dir("strix-validate"), "tuned")
 
 

@@ -89,7 +89,7 @@ def _is_forward(problem: Problem) -> bool:
 
 
 def _select_results(results: dict[str, Tensor], expected: Expected) -> Expected:
-    """Return the expected values of the results that a call has. The call may have no gradients."""
+    """Limit the expected results to those that a call has. The call may have no gradients."""
 
     def select(dtype: Precision) -> dict[str, Tensor]:
         names = results.keys() & _COMPARED

@@ -181,7 +181,7 @@ def _select_sequence(
     images: tuple[Images, ...],
     prefixes: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Return sequence i's values of the arguments of _build_mask that differ by sequence."""
+    """Return the arguments of _build_mask that differ by sequence, for sequence i."""
     arguments: dict[str, Any] = {"causal": True, "images": (), "prefix": None}
     if causal:
         arguments["causal"] = causal[i]

@@ -20,10 +20,9 @@ from strix_validate.timing import time_call
 from strix_validate.triton.cases import Randn
 from strix_validate.vllm.source import MOE_MODULE, VllmCall
 
-#: Numbers of tokens in one step of a server. Steps with these numbers need all kernels that the
-#: numbers up to 8192 need. A count of the kernels with the tuning tables of the recipe vllm showed
-#: this. Mixtral needs the numbers that are 4 modulo 8: only with them, its number of padded rows
-#: is a multiple of 16.
+#: Numbers of tokens in one step of a server. Together, these steps need every kernel that steps of
+#: up to 8192 tokens need. This was counted with the tuning tables of the recipe vllm. Mixtral needs
+#: the numbers that are 4 modulo 8: only with them, its number of padded rows is a multiple of 16.
 TOKENS = (
     *(1, 2, 3, 4, 5, 8, 13, 16, 21, 36, 40, 41, 48, 65, 68, 72, 80, 97, 98, 100),
     *(112, 129, 130, 132, 144, 515, 516, 518),
@@ -140,7 +139,7 @@ def _bind_products(
         x: (tokens, hidden_size).
         layer: The sizes of the layer and the format of its weights.
         config: The tile.
-        assignment: The result of assign.
+        assignment: The result of vLLM's _prepare_expert_assignment; see assign.
     """
     place = {"device": x.device, "dtype": x.dtype}
     shares = torch.ones(len(x), layer.top_k, device=x.device)
@@ -167,7 +166,7 @@ class _Launcher:
         module: vLLM's module MOE_MODULE.
         layer: The sizes of the layer and the format of its weights.
         config: The tile.
-        assignment: The result of assign.
+        assignment: The result of vLLM's _prepare_expert_assignment; see assign.
     """
 
     module: Any

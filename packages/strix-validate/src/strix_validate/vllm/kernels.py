@@ -304,7 +304,7 @@ def _quantize_fp8(
     weights: Tensor,
     kind: str,
 ) -> _Product:
-    """Round x, add scales to the tensors, and return the product of the rounded numbers.
+    """Round x and the weights to FP8; add x and the scales to the tensors; return the product.
 
     Args:
         randn: Draws the numbers.

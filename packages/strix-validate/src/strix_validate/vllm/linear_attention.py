@@ -179,7 +179,7 @@ def compute_gates(tensors: dict[str, Tensor], work: torch.dtype) -> tuple[Tensor
 
 
 def normalize_rows(x: Tensor) -> Tensor:
-    """Scale rows to length 1, like the kernels scale queries and keys."""
+    """Scale rows to length 1, as the kernels do with queries and keys."""
     return x / (x.square().sum(-1, keepdim=True) + EPS).sqrt()
 
 
@@ -269,7 +269,7 @@ def delta_rule(
         tensors["blocks"][0] = 0
     if steep:
         tensors["bias"][0] = 100
-        # With this small factor of the gate, a token takes only a fifth of the state, despite the
+        # With this small factor of the gate, a token removes only a fifth of the state, despite the
         # large bias.
         tensors["log"][0] = -6
     options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}

@@ -27,7 +27,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _pack(codes: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Pack each eight neighbouring codes into an int32, the i-th into nibble order[i]."""
+    """Pack every eight neighbouring codes into an int32, the i-th into nibble order[i]."""
     eights = codes.long().unflatten(-1, (-1, 8))
     packed = (eights << (4 * torch.tensor(order))).sum(-1)
     signed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed)

@@ -275,7 +275,7 @@ def scaled(randn: Randn, *, vocabulary=9000) -> tuple[VllmCall, Expected]:
     """
     rows = torch.tensor([2, 0, 1, 2], dtype=torch.int32)
     # Number of tokens that min-p keeps in the first three rows; 0 is all. The last row has the
-    # state of the first one, and with it its threshold.
+    # state of the first one, and thus the same min-p.
     kept_counts = (40, 0, 3)
     logits = randn(len(rows), vocabulary) * 3
     temperature = torch.tensor([0.0, 1.0, 0.6])
@@ -409,8 +409,8 @@ def rejection_sampling(randn: Randn, *, requests=200, vocabulary=6) -> tuple[Vll
     Three requests are greedy. Of their drafted tokens, the model would choose none, one and both.
     In three other requests, the draft and the model agree, so both tokens are accepted. In the
     remaining requests, the model and the draft give different probabilities to two tokens, and the
-    draft proposes the token that it overrates. This token is accepted with the ratio of its
-    probabilities, and is replaced by the other token if it is rejected.
+    draft proposes the token that it overrates. The kernel accepts this token with a probability
+    that is the model's divided by the draft's, and replaces a rejected token by the other one.
 
     Args:
         randn: Draws the numbers.
@@ -577,8 +577,8 @@ COMPUTED = {
         "tokens with equal logits that are all kept, or all left out",
         **_FLOAT32,
     ),
-    # There are more rows than half of the GPU's workgroup processors, and the vocabulary is small,
-    # so the kernel does not split a row into parts. A row has several blocks.
+    # The number of rows exceeds half the number of the GPU's workgroup processors, and the
+    # vocabulary is small, so the kernel does not split a row into parts. A row has several blocks.
     "top-p-alone": Case(
         partial(truncated, keys=(0,) * 12, nuclei=(30, 5, 12) * 4, gap=0.5),
         _TOP,

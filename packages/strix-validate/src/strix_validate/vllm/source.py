@@ -41,7 +41,7 @@ KERNELS = (
     NORM_MODULE,
     MXFP4_MODULE,
 )
-#: Modules whose functions the modules with kernels use; they are loaded from the source as well.
+#: Modules with functions that the kernels' modules use. They are loaded from the source as well.
 _HELPERS = (
     "vllm.envs",
     "vllm.utils.math_utils",
@@ -82,7 +82,7 @@ _CLASSES = {
 }
 #: The module from which FLA's kernels import exp and log. These are aliases of Triton's functions.
 _EXP = "vllm.third_party.flash_linear_attention.ops.op"
-#: Functions of vllm.platforms.rocm that return True on the GPU.
+#: Functions of vllm.platforms.rocm that return True on gfx1151.
 _GPU_IS = ("on_gfx1x", "on_gfx11", f"on_{TARGET[:-1]}x", f"on_{TARGET}", "on_rdna")
 #: The compute capability as vLLM counts it: 115 is (11, 5).
 _CAPABILITY = int(TARGET[3:6])

@@ -333,8 +333,8 @@ def _computed() -> dict[str, Case]:
 
 #: Cases that Triton's interpreter or a GPU computes.
 COMPUTED = _computed()
-#: Patterns of cases that a GPU does not compute in bfloat16 as well. AWQ's kernel is only for fp16,
-#: logits are float32, and `w4a16-packed` covers the 16-bit form of w4a16.
+#: Patterns of cases that a GPU does not repeat in bfloat16. AWQ's kernel is only for fp16, logits
+#: are float32, and `w4a16-packed` covers the 16-bit form of w4a16.
 FLOAT16_OR_32 = (
     "awq*",
     "w4a16",
