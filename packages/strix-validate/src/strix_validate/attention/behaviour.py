@@ -235,8 +235,8 @@ def nan(route: Watched, options: RunOptions) -> dict:
 def lse(route: Watched, options: RunOptions) -> Result:
     """Check the logsumexp that the operator returns, the natural logarithm of sum(exp(scores)).
 
-    In the backward pass, an error in the logsumexp cancels. In code that merges partial results, it
-    does not. In flex_attention, the logsumexp was wrong by a factor of ln 2:
+    An error in the logsumexp cancels in the backward pass, but makes merged partial results wrong.
+    In flex_attention, the logsumexp was wrong by a factor of ln 2:
     https://github.com/pytorch/pytorch/issues/181645
     """
     q, k, v = _draw_inputs(route, options, 2, 2, 130, 64)
@@ -355,8 +355,8 @@ def _check_patterns(is_kept: Tensor) -> None:
 def nested(route: Watched, options: RunOptions) -> dict | Result:
     """Check sequences of several lengths in one nested tensor, with q, k and v packed in it.
 
-    The check catches keys that are read from a neighbouring sequence, and offsets that are computed
-    from the padded length.
+    The check catches keys read from a neighbouring sequence, and offsets computed from the padded
+    length.
     """
     need_gpu(options, "only a GPU has fused attention of nested tensors")
     rows = []
@@ -380,7 +380,7 @@ def nested(route: Watched, options: RunOptions) -> dict | Result:
 
 
 def captured(route: Watched, options: RunOptions) -> dict | Result:
-    """Check that a captured graph reads the values that its inputs have at the time of a replay.
+    """Check that the replay of a captured graph reads the current values of the graph's inputs.
 
     The check catches a replay that uses the values of the captured call. On gfx1151, vLLM hung when
     it captured graphs: https://github.com/vllm-project/vllm/issues/32180

@@ -152,7 +152,8 @@ def fixed(  # noqa: PLR0913 (the options of a case)
     q = randn(batch, seqlen_q, heads, head_dim)
     kv = randn(batch, seqlen_k, 2, kv_heads, head_dim)
     if strided:
-        # aiter's wide loads need a stride between heads that is a multiple of 8. Here it is not.
+        # aiter's wide loads need a stride between heads that is a multiple of 8. This stride is
+        # head_dim + 4.
         kv = torch.nn.functional.pad(kv, (0, 4), value=float("nan"))[..., :head_dim]
     k, v = kv.unbind(2)
     grad_out = randn(batch, heads, seqlen_q, head_dim).transpose(1, 2)

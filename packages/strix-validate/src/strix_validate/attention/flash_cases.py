@@ -117,7 +117,7 @@ _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
 
 
 def _model_cases() -> Iterator[FlashCase]:
-    """Yield cases of prompts with gradients, one set for each model's group and head dim.
+    """Yield cases of prompts with gradients, for each model's group of heads and head dim.
 
     A case has four values: group, head dim, function and mask. The cases of a quick run contain
     each pair of these values.
@@ -215,9 +215,7 @@ def _varlen_packed_cases() -> Iterator[FlashCase]:
 
 
 def _length_cases() -> Iterator[FlashCase]:
-    catches = (
-        "the last block is left out, or its padding is included, if it has a single query or key"
-    )
+    catches = "a last block of a single query or key that is left out, or whose padding is included"
     rows = (
         (129, False, Size.QUICK),
         (257, True, Size.FULL),

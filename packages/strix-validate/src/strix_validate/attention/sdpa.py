@@ -114,7 +114,7 @@ def run(selected: set[Check], options: RunOptions) -> Iterator[Result]:
 
 
 def read_kernel_set(prefix: Path) -> str:
-    """Return the set of AOTriton's kernels in a conda prefix: "core", "sample", or "" for all."""
+    """Return the set of AOTriton's kernels in a conda prefix: "core", "sample", or "" otherwise."""
     builds = [file.stem for file in prefix.glob("conda-meta/aotriton-images-*.json")]
     for name in _LEFT_OUT:
         if any(f"_{name}_" in build for build in builds):
@@ -135,8 +135,8 @@ def skip_if_left_out(result: Result, kernels: str) -> Result:
 def _can_sums_exceed_bound(case: SdpaCase, dtype: torch.dtype) -> bool:
     """Return whether errors of torch's sums in 16 bits can exceed the bound of a correct kernel.
 
-    They can with the sink "query". In 16-bit dtypes, they also can if query heads share a head of
-    keys, because a gradient is then a sum over several query heads.
+    They exceed it with the sink "query". In 16-bit dtypes, they also exceed it with some inputs if
+    query heads share a head of keys, because a gradient is then a sum over several query heads.
     """
     return case.sink == "query" or (dtype in HALVES and case.heads > case.kv_heads)
 
@@ -278,8 +278,8 @@ def _read_dropout(out: Tensor, case: SdpaCase) -> Tensor:
 def _describe_wrong_share(is_kept: Tensor, problem: Problem) -> str:
     """Return a message if dropout kept too few or too many weights; otherwise "".
 
-    Without this test, a kernel that drops every weight would pass, because the expected results
-    follow from the weights that it kept.
+    Without this test, a kernel that drops every weight would pass, because the expected results are
+    computed from the kept weights.
     """
     case = problem.case
     weights = problem.expected(torch.float64)["out"][..., : case.seqlen_k]

@@ -16,7 +16,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class SdpaCase:
-    """The arguments of a call of scaled_dot_product_attention, and the bug that it catches.
+    """The arguments of a call of scaled_dot_product_attention, and the bug that the case catches.
 
     sdpa_problem.Problem builds the call of a case for a dtype.
 
@@ -569,7 +569,7 @@ CASES = (
         dtypes=HALVES,
     ),
     # This case is not checked in fp16. With a large scale, some weights are below fp16's smallest
-    # number, so that a correct kernel loses them.
+    # number, so even a correct kernel loses them.
     SdpaCase(
         "peaked",
         (

@@ -19,7 +19,7 @@ _CATCHES = (
 )
 #: The kinds of additive masks in these cases. Their numbers are added to the scores.
 ADDITIVE = ("sequence", "heads", "tiles", "slice")
-#: Numbers of queries and of keys. For a mask's gradient, the number of keys is a multiple of 8.
+#: Numbers of queries and of keys. A mask's gradient needs a number of keys that is a multiple of 8.
 _LENGTHS = {
     "equal": (72, 72),
     "fewer": (37, 104),
@@ -117,7 +117,7 @@ def _make_case(values: Combination) -> SdpaCase:
 
 
 def _name(values: Combination) -> str:
-    """Return a name that lists the values that differ from the default, and the head dim."""
+    """Return a name that lists the head dim, and all values other than the defaults."""
     mask = values["mask"]
     gradients = {"mask": "dmask", "": "inference"}
     needs = gradients.get(values["needs"], f"d{values['needs']}")
@@ -140,5 +140,5 @@ def _name(values: Combination) -> str:
 
 @cache
 def cases() -> tuple[SdpaCase, ...]:
-    """Return cases that together contain each pair of values that fit together."""
+    """Return cases that together contain every allowed pair of values."""
     return tuple(_make_case(values) for values in combine(COLUMNS, fits))

@@ -12,8 +12,8 @@ from strix_validate.attention.sdpa_cases import SdpaCase
 from strix_validate.checks import derive_seed
 from strix_validate.numerics import reference
 
-#: Number of different sequences in a batch whose tensors exceed 2 GiB. The number is prime, so that
-#: a wrong offset that wraps around does not reach a sequence with the same numbers.
+#: Number of different sequences in a batch whose tensors exceed 2 GiB. It is prime. Otherwise, an
+#: offset that wraps around could reach a sequence with the same numbers.
 _POOL = 61
 #: Largest number of scores in one call of the reference for several sequences.
 _SCORES_AT_A_TIME = 2**20
@@ -39,7 +39,7 @@ class Problem:
         q, k, v, grad_out = _draw_inputs(case, dtype, generator)
         attn_mask = build_mask(case, dtype, generator)
         reference_device = device if case.on_device else "cpu"
-        # The reference needs all heads, also where the case expands one head of keys and values.
+        # The reference needs all heads, even if the case expands one head of keys and values.
         self._reference_inputs = [
             q.to(reference_device),
             k.expand(-1, case.kv_heads, -1, -1).to(reference_device),

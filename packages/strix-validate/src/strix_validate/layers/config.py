@@ -119,7 +119,10 @@ def _read_window(text: dict) -> int:
 
 
 def _read_layer_types(text: dict) -> set[str]:
-    """Return the kinds of layers. If config.json lists none, all layers except Gemma's have one."""
+    """Return the kinds of layers.
+
+    If config.json lists no kinds, all layers have the model's window, except in Gemma.
+    """
     listed = text.get("layer_types")
     if listed:
         return set(listed)
@@ -149,7 +152,7 @@ def _widen_global(text: dict, layer: Attention) -> Attention:
 
 
 def _count_block_tokens(text: dict, kv_heads: int, head_dim: int) -> int:
-    """Return the number of tokens in a block of a KV cache with numbers of 16 bits.
+    """Return the number of tokens in a block of a 16-bit KV cache.
 
     If the model also has layers of linear attention, a block takes at least as many bytes as the
     state of such a layer: the convolution's state in 16 bits, and a matrix in float32 for each

@@ -33,7 +33,7 @@ _IDLE = re.compile(
 _FALSE = ("use_sliding_window", "attn_output_gate")
 #: Maximum length of a list that is recorded as a default.
 _LONGEST_LIST = 128
-#: Parts of a config.json that are read, besides those that its class names.
+#: Parts of a config.json to read, besides the parts that its class names.
 _PARTS = (
     "text_config",
     "vision_config",

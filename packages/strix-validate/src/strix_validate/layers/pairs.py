@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Pairwise testing: choose few combinations that together contain each pair of values.
+"""Pairwise testing: choose a few combinations that together contain every pair of values.
 
 Most faults depend on only one or two values. Everything here is deterministic: the same columns
 give the same combinations, in the same order.

@@ -149,7 +149,7 @@ def find_text(config: Mapping) -> dict[str, Any]:
 
 
 def _check_numbers(part: Mapping) -> None:
-    """Refuse sizes that are texts or lists, whose multiples would fill the memory.
+    """Refuse sizes that are texts or lists. A multiple of a text or list would fill the memory.
 
     Raises:
         NoModel: A size is not a number.

@@ -12,7 +12,7 @@ from torch import Tensor
 from strix_validate.checks import PLACEHOLDER, Body, Check, Result, RunOptions, derive_seed, require
 from strix_validate.numerics import comparison, reference
 
-#: Libraries by torch's names: rocBLAS and hipBLASLt, or NVIDIA's cuBLAS and cuBLASLt.
+#: Torch's names of the two libraries: of rocBLAS and hipBLASLt, or of NVIDIA's own libraries.
 _LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}
 _NAMES = {"blas": "rocBLAS", "blaslt": "hipBLASLt"}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -24,7 +24,7 @@ _CPU_LIMIT = 96
 class ProductShape:
     """The sizes of the matrix product out = x @ weight^T.
 
-    The shape of out is (tokens, rows), of x (tokens, columns), and of the weight (rows, columns).
+    The shapes are (tokens, rows) for out, (tokens, columns) for x, and (rows, columns) for weight.
 
     Attributes:
         tokens: Number of rows of x.

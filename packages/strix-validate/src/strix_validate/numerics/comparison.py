@@ -33,9 +33,8 @@ DRIFT_FACTORS = {
     torch.bfloat16: 0.5,
 }
 
-#: Names of results that have no bound of the mean signed error. In fla, the error of a gate's
-#: gradient is a sum over all later tokens, so that the errors of a correct kernel can all have one
-#: sign.
+#: Names of results that have no bound for the mean signed error. In fla, the error of a gate's
+#: gradient is a sum over all later tokens, so the errors of a correct kernel can all have one sign.
 WITHOUT_DRIFT = ("dg",)
 
 #: Allowed error of an element, in units of half the dtype's eps times the size of its terms.
@@ -70,8 +69,8 @@ def bounds(
 ) -> dict[str, float]:
     """Return the largest :func:`max_error` that each tensor may have.
 
-    The unit of the bound is the error of `rounded`, the results of a correct kernel of the dtype
-    under test for the same inputs. docs/validate.md gives the reasons.
+    The bound's unit is the error of `rounded`, which a correct kernel of the dtype under test
+    computes from the same inputs. docs/validate.md gives the reasons.
 
     In half precision, 4 units are allowed. Correct kernels came to 3.1 units (torch's on the CPU,
     grouped heads, bfloat16). flash-attention's own tests allow 2 or 3 times the error of attention
@@ -84,7 +83,7 @@ def bounds(
     the same for all gradients: with one key, the gradients of q and k are zero, because their terms
     cancel, but these terms are as large as those of v's gradient. The unit is also at least
     eps(float32) * max|terms|, the rounding of the sums. Without this second minimum, the minimum
-    would be zero for such a gradient that is computed alone.
+    would be zero if such a gradient were computed alone.
 
     lse is stored in float32 for any dtype. Its error is the relative error of the sum of weights. A
     kernel that rounds the weights first, or whose exp is only as precise as the dtype, is off by
@@ -259,8 +258,8 @@ def _measure(
         local = local_error(actual, exact, terms.abs(), dtype)
         mean_square = rms_error(actual, exact)
         signed = drift(actual, exact)
-    # By chance, the mean error of a few elements can be large, so that fewer elements get a larger
-    # factor.
+    # The mean error of few elements can be large by chance, so the factor is larger for a small
+    # tensor.
     drift_factor = DRIFT_FACTORS[dtype] + 4 / math.sqrt(max(exact.numel(), 1))
     return _Errors(
         maximum=maximum,

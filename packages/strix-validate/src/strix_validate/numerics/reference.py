@@ -166,8 +166,8 @@ LOW_SCORES_FAULT = (
 def with_low_scores(q: Tensor, k: Tensor, level: float, scale: float) -> tuple[Tensor, Tensor]:
     """Return copies of q and k whose first element moves all scores to about `level`.
 
-    The gradients of the first element cancel, so that only their rounding errors remain. With few
-    rows, the size of these errors is a matter of chance.
+    The gradients of the first element cancel, so only their rounding errors remain. With few rows,
+    the size of these errors is a matter of chance.
 
     Args:
         q: Standard normal, (..., head_dim), of the dtype under test.

@@ -41,7 +41,7 @@ class Call(Protocol):
         """The data type of the numbers that the call computes."""
 
     def prepare(self) -> str:
-        """Prepare the library, once per process, and describe the kernels that calls will run."""
+        """Prepare the library, once per process, and describe the kernels that its calls run."""
 
     def execute(self, device: str) -> dict[str, Tensor]:
         """Make the call on a device, and return the computed tensors by name.

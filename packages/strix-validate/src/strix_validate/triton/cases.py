@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Cases: the calls of Triton kernels that are checked, and the results that each call must return.
+"""Cases: calls of Triton kernels to check, and the results that each call must return.
 
 Three terms have the same meaning for flash-attn, vLLM and the other packages:
 
-- A **case** is a row of a table of checks. It has a function that builds a call, the fault that it
-  would catch, the dtype, and the smallest size of run that includes it.
+- A **case** is a row of a table of checks: a function that builds a call, the fault that the case
+  would catch, the dtype, and the smallest size of run that includes the case.
 - A **call** is one use of a library's Python function, with its tensors; see
   :mod:`strix_validate.triton.call`.
-- **expected** is a function of a precision that computes the tensors that the call must return. In
-  float64 they are the reference. In a smaller dtype they are the results of a correct kernel of
-  that dtype. For TERMS they are the magnitudes that rounding errors are in proportion to.
+- **expected** is a function that takes a precision, and computes the tensors that the call must
+  return. In float64 they are the reference. In a smaller dtype they are the results of a correct
+  kernel of that dtype. For TERMS they are magnitudes; rounding errors are in proportion to them.
 
-A case is built, by :func:`make`, only when it runs. The same seed gives the same random numbers.
+:func:`make` builds a call only when its case runs. The same seed gives the same random numbers.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ class Candidate:
 
     Attributes:
         build: Builds the call and its expected function.
-        columns: The values that a kernel is compiled or launched for. :func:`choose` pairs them.
+        columns: The values that a kernel is compiled or launched for. See :func:`choose`.
         dtype: The dtype of the random numbers.
     """
 
@@ -87,7 +87,7 @@ def choose(
     """Return a case for each candidate.
 
     A full run includes all cases. A quick run includes a few that are not expensive. For any two
-    columns, these few contain each pair of values that inexpensive candidates have.
+    columns, these few contain every pair of values of the inexpensive candidates.
 
     Args:
         candidates: The candidates by name.

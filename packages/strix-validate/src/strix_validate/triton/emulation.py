@@ -67,7 +67,7 @@ def _build_arguments(
     Args:
         signature: Triton's types, by name of the parameter.
         values: The arguments' values in Python, by name of the parameter.
-        storages: Arrays of host memory by address. The function adds those of the tensors.
+        storages: Arrays of host memory by address. The function adds the tensors' arrays.
     """
     arguments: list[emulator.Buffer | int | float | None] = []
     for name, type_name in signature.items():

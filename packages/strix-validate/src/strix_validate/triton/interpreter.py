@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy
 
-#: Functions of triton.language.extra.libdevice that the checked kernels call, and that the
-#: interpreter lacks.
+#: Functions of triton.language.extra.libdevice that the checked kernels call but the interpreter
+#: lacks.
 _LIBDEVICE: dict[str, Callable] = {
     "log1p": numpy.log1p,
     "rsqrt": lambda x: 1 / numpy.sqrt(x),

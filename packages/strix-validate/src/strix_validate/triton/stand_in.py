@@ -2,9 +2,9 @@
 """A stand-in for Triton's gfx1151 device on a machine without a GPU.
 
 With the stand-in, the real Python code of a library runs, including its tuned configurations. After
-:func:`intercept`, each launch compiles its kernel for gfx1151, and calls a function of the caller
-instead of running the kernel. Tensors stay in host memory. The stand-in changes the whole process,
-so install it in a child process only.
+:func:`intercept`, each launch compiles its kernel for gfx1151, and calls a given function instead
+of running the kernel. Tensors stay in host memory. The stand-in changes the whole process, so
+install it in a child process only.
 """
 
 import contextlib
@@ -106,7 +106,7 @@ def take_first_candidate() -> None:
     """Make triton.autotune choose its first configuration on a real GPU, as the stand-in does.
 
     fla's kernels have dozens of configurations. Their compilation for an H100 took minutes, and
-    noise in the measured times decides which configuration is chosen.
+    noise in the measured times would decide which configuration is chosen.
     """
     from triton.runtime import driver
 
@@ -260,7 +260,7 @@ def _describe_constants(src: Any) -> dict[str, str]:
 
 
 def report_keys(on_key: Callable[[str], None]) -> None:
-    """Call on_key with the key of each kernel that a launch needs, instead of compiling it."""
+    """Call on_key with the key of each kernel that a launch needs; do not compile the kernel."""
     import triton
 
     def refuse(*, key, fn, **_) -> bool:

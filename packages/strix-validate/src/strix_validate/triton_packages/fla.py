@@ -234,8 +234,8 @@ def _compute_gate_error(
         grad = results[f"d{name}"]
         errors[name] = inputs[name] * (store(grad, dtype) - grad)
     error = errors["q"] - errors["k"]
-    # A kernel computes dq and dk for each value head, and then sums those of a key head. Here, the
-    # error of the sum stands for the error of each value head.
+    # A kernel computes dq and dk for each value head, and then sums them for each key head. Here,
+    # the error of the sum stands for the error of each value head.
     error = error.repeat_interleave(inputs["v"].shape[2] // error.shape[2], 2)
     if error.shape != inputs["g"].shape:
         error = error.sum(-1)

@@ -199,7 +199,7 @@ def product(
     block_type = TYPES[name]
     x = randn(tokens, size)
     count = rows * size // block_type.weights
-    # The first matrix is the layer's. The following matrices are those of the experts.
+    # The first matrix is the layer's. The other matrices are the experts'.
     matrices = [draw_blocks(randn, name, count) for _ in range(1 + EXPERTS)]
     packed = [torch.from_numpy(blocks.reshape(rows, -1)) for blocks in matrices]
     chosen = torch.stack([torch.arange(EACH) + i for i in range(tokens)]) % EXPERTS

@@ -455,8 +455,8 @@ COMPUTED = {
 #: for a judgement of the results.
 FLOAT16_OR_32 = ("loss-low",)
 #: The sizes of these cases give each thread at least one element. With smaller sizes, some threads
-#: repeat the elements of other threads, and may read elements that those have already overwritten.
-#: Nothing uses the results of such threads, but the emulator reports a race.
+#: repeat the elements of other threads, and may read elements that the other threads have already
+#: overwritten. Nothing uses the results of such threads, but the emulator reports a race.
 EMULATED = {
     "rms-norm": Case(rms_norm, _TAIL, BF16),
     "rms-norm-gemma": Case(partial(rms_norm, **_GEMMA_NORM), _GEMMA, BF16),

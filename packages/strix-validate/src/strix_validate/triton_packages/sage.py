@@ -218,7 +218,7 @@ def attention(  # noqa: PLR0913 (the options of a case)
 
     Args:
         randn: Draws the numbers.
-        lengths: Number of tokens of each sequence. All are equal unless they are packed.
+        lengths: Number of tokens of each sequence, the same for all unless sequences are packed.
         heads: Query heads.
         kv_heads: Heads of keys and values.
         head_dim: Size of a head.
@@ -310,7 +310,7 @@ def _is_call(values: Combination) -> bool:
 def model_cases() -> dict[str, Case]:
     """Return cases that combine head dims, masks, layouts, groups of heads and kinds of lengths.
 
-    The head dims are those of diffusion models, and 96, that of Phi, which has separate kernels.
+    The head dims are those of diffusion models, and Phi's 96, which has separate kernels.
     """
     head_dims = {head_dim for _, head_dim in DIFFUSION_MODELS.values()} | {96}
     columns = {
@@ -389,9 +389,9 @@ EMULATED = {
     "low": Case(partial(_small, low=-120), LOW_SCORES_FAULT, BF16),
 }
 
-#: Numbers of tokens. Strides of the scales equal the number of blocks of queries or of keys. Triton
-#: compiles separate kernels for strides that are 1, that are a multiple of 16, and for others. All
-#: of them occur with these numbers of tokens.
+#: Numbers of tokens. A stride of the scales is the number of blocks of queries or of keys. Triton
+#: compiles separate kernels for a stride of 1, for multiples of 16, and for other strides. All
+#: three occur with these numbers of tokens.
 _TOKENS = (64, 100, 128, 200, 256, 1000, 1024, 2000, 2048)
 
 

@@ -89,7 +89,7 @@ _FORWARD = [
 ]
 _DECODE = _grid(BLOCK_N=(16, 32, 64), waves_per_eu=(0, 1, 2))
 #: For each kernel of flash-attn's built-in backend: the beginning of its name, and the
-#: configurations to try. aiter's forward kernel has the same ones as "forward".
+#: configurations to try. aiter's forward kernel has the configurations of "forward".
 SPACES: dict[str, tuple[str, list[Configuration]]] = {
     "forward": ("attn_fwd", _FORWARD),
     "decode": ("_fwd_kernel_splitK", _DECODE),
@@ -425,7 +425,7 @@ def short_list(problem: Problem, cache: Path, jobs: int | None, most: int) -> li
         cache: Triton's cache.
         jobs: Number of processes that compile; None for the number of cores.
         most: Maximum number of configurations to measure besides the packaged one, which is the
-            first. The other trials have a reason why they are not measured.
+            first. Each trial that is not to be measured has a reason.
 
     Raises:
         RuntimeError: The packaged configuration does not compile, or the library ignores all other
@@ -466,8 +466,8 @@ def _judge_compiled(
         problem: The problem to tune.
         configuration: The configuration; {} stands for the packaged one.
         answers: The answers to the calls that were compiled with the configuration.
-        compiled_code: Code objects of earlier configurations. The function adds those of this
-            configuration.
+        compiled_code: Code objects of earlier configurations. The function adds the code objects of
+            this configuration.
     """
     errors = [": ".join(answer.error) for answer in answers if answer.error]
     kernels: list[Lookup] = []
@@ -528,7 +528,7 @@ def _read_tile(configuration: Configuration) -> tuple[int, ...]:
 
 
 def _read_code(lookup: Lookup) -> bytes:
-    """Return a kernel's code object. If an option has no effect, it does not change the code."""
+    """Return a kernel's code object, which an option without effect does not change."""
     for path in lookup.files.values():
         if path.endswith(".hsaco"):
             return Path(path).read_bytes()

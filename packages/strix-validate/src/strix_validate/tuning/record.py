@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Store the record of a tuning, and write from it the files that libraries read."""
+"""Store the record of a tuning, and write the tuned configurations to files for the libraries."""
 
 import hashlib
 import importlib.util
@@ -112,7 +112,7 @@ class Tuned(StrictModel):
     def best(self) -> Trial:
         """The packaged trial, or the fastest of the trials that are clearly faster.
 
-        If the packaged configuration does not run here, it is the fastest trial.
+        If the packaged configuration does not run here, the best trial is the fastest one.
         """
         packaged = self.trials[0]
         rounds = len(self.clocks)

@@ -19,8 +19,8 @@ ROUNDS = 9
 #: Maximum load of the GPU before a measurement, in percent, and number of readings of the load.
 _MAX_BUSY = 5.0
 _READINGS = 3
-#: Maximum time in seconds until the worker's first line, and between two lines. In this time, it
-#: imports torch (before the first line only) and compiles kernels.
+#: Maximum time in seconds until the worker's first line, and between two lines. In this time, the
+#: worker imports torch (before the first line only) and compiles kernels.
 _MAX_SILENCE = 300.0
 #: Number of last rounds whose median clock is compared with the highest clock of earlier rounds.
 _LAST_ROUNDS = 3

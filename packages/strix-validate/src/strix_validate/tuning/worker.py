@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Measure the configurations of one problem: `python -m strix_validate.tuning.worker FILE`.
 
-This is a process of its own, because a kernel may hang the GPU. It writes lines of JSON, each with
-an object of one of three kinds:
+The worker is a process of its own, because a kernel may hang the GPU. The worker writes lines of
+JSON, each with an object of one of three kinds:
 
 - "configuration" and "fault": the number of a configuration, and the fault of its result or "".
 - "file" and "packaged": the name of vLLM's file, and the configuration that vLLM uses without it.

@@ -91,7 +91,7 @@ def _compute_expert(
     gate = projected[..., ::2]
     up = projected[..., 1::2]
     if dtype == reference.TERMS:
-        # This product is an upper bound, because the activation's slopes are smaller.
+        # This product is an upper bound: the sigmoid is below 1, and clamping reduces its factors.
         return multiply("w2", gate * (up + 1))
     gate = gate.clamp(max=_LIMIT)
     up = up.clamp(-_LIMIT, _LIMIT)

@@ -174,7 +174,7 @@ def penalized(
     tokens = (uniform * 60).int() * 151 % vocabulary
     # The tokens after the kernel's first block differ from the tokens in that block.
     tokens[:, 1024 : prompt - 9] += 7
-    # The drafted tokens differ, so that a kernel which counts another draft is found.
+    # The drafted tokens differ, to reveal a kernel that counts another draft.
     drafts = (tokens[3, -1] + torch.arange(len(rows), dtype=torch.int32)) % vocabulary
     prompts = torch.tensor([prompt - 1, prompt, prompt - 9, prompt - 3], dtype=torch.int32)
     tensors = {
