@@ -103,7 +103,7 @@ _MODEL = "a fault with a combination of group, tokens and sizes that no other ch
 
 
 def model_cases() -> dict[str, Case]:
-    """Return layers with a scale per group or per row, with and without zero points."""
+    """Return cases of layers with a scale per group or row, with and without zero points."""
     group = FORMATS["AWQ"]["group"]
     steps = (("decode", 1), ("prefill", 70))
     columns = product(

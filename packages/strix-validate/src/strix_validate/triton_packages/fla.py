@@ -351,7 +351,10 @@ _EXPENSIVE = (
 
 
 def model_cases() -> dict[str, Case]:
-    """Return prompts, training and decoding for each head size and ratio of value to key heads."""
+    """Return cases of prompts, training and decoding.
+
+    They cover each head size, and each ratio of value heads to key heads.
+    """
     # Candidates by name. Of several models with the same columns, the first one is a candidate.
     candidates: dict[str, Candidate] = {}
     listed_columns = set()

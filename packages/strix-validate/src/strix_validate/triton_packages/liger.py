@@ -339,8 +339,8 @@ def loss(  # noqa: PLR0913 (the options of a case)
 
 
 #: Size of a vocabulary. All vocabularies of more than 32,768 tokens whose size is a multiple of 16
-#: share one kernel. So do all numbers of columns of x between two powers of two. If the number of
-#: labels in the loss is a multiple of 16, another kernel is compiled.
+#: share one kernel. All numbers of columns of x between two powers of two share one kernel, too. If
+#: the number of labels in the loss is a multiple of 16, another kernel is compiled.
 WORDS = 32784
 _COMPILES = "a kernel that no longer compiles for gfx1151, or needs more LDS than the chip has"
 #: The options of Gemma's norms.
@@ -411,7 +411,7 @@ def _model_candidates(name: str, row: layers.Model) -> Iterator[tuple[str, Candi
 
 
 def model_cases() -> dict[str, Case]:
-    """Return norms, rotary embeddings, SwiGLUs and losses with the sizes of each model."""
+    """Return cases of norm, rotary embedding, SwiGLU and loss, with the sizes of each model."""
     candidates: dict[str, Candidate] = {}
     for name, row in layers.MODELS.items():
         candidates.update(_model_candidates(name, row))

@@ -91,7 +91,7 @@ def checks(tier: str) -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for a check of "attention" that is for another size of run or kind of device."""
+    """Return False if a check of "attention" is not for the run's size, or not for its device."""
     for library in LIBRARIES:
         cases = _list_cases("attention", library)
         if check not in cases:

@@ -103,7 +103,7 @@ def settle(
         x: (tokens, heads, head_dim).
         lengths: Number of tokens of each sequence.
         rows: Number of tokens that share a scale.
-        mean: Returns the mean that a kernel subtracts from a sequence of x first.
+        mean: Returns the mean that a kernel first subtracts from a sequence of x.
         scale: Factor of x.
     """
     is_settled = False

@@ -157,7 +157,7 @@ def _list_calls(problems: Sequence[Any], model: Any) -> dict[str, tuple[list, li
 
 
 def _print_short_lists(name: str, options: Options, print_line: Print) -> None:
-    """Print all configurations with their counts, and why some would not be measured."""
+    """Print all configurations, the counts of their code, and why some would not be measured."""
     from strix_validate.tuning.candidates import short_list
 
     _, problems = find_problems(name, options.only, options.source)

@@ -90,7 +90,7 @@ def refuse_if_busy(readings: Sequence[dict[str, Any]]) -> None:
 
 
 def refuse_if_throttled(clocks: Sequence[float], limits: str) -> None:
-    """Raise Refused if the GPU reduces its clock.
+    """Raise Refused if a temperature limit is active, or if the GPU's clock has fallen.
 
     Args:
         clocks: MHz of the rounds so far.

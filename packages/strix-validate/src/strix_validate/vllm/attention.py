@@ -265,7 +265,7 @@ def _lower_scores(
 
 
 def _embed_queries(q: Tensor, layer: Attention, padding: int) -> Tensor:
-    """Return rows that begin with the queries; their keys and values are NaN."""
+    """Return rows of queries, keys and values, in which the keys and values are NaN."""
     heads = layer.heads + 2 * layer.kv_heads
     rows = torch.full((len(q) + padding, heads, layer.head_dim), torch.nan)
     rows[: len(q), : layer.heads] = q

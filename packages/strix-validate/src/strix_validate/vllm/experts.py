@@ -45,7 +45,7 @@ LAYERS = _list_layers()
 
 
 def mixture(randn: Randn, *, layer: Experts, tokens: int) -> tuple[VllmCall, None]:
-    """Build a call of a layer's two products. Its weights are not initialized."""
+    """Build a call of a layer's two products. The layer's weights are not initialized."""
     return VllmCall(_mix, {"x": randn(tokens, layer.hidden_size)}, {"layer": layer}), None
 
 

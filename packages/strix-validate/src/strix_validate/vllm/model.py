@@ -112,7 +112,7 @@ def _select_linear(tensors: dict[str, Tensor], i: int) -> dict[str, Tensor]:
 
 
 def _route(router: Tensor, tokens: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Return the weights and the numbers of the experts of each token.
+    """Return the weights and the numbers of each token's experts.
 
     A token's id determines its experts, so that rounding does not affect the choice.
     """

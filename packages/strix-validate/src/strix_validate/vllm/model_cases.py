@@ -2,9 +2,10 @@
 """Cases of vLLM's kernels for the models in models.toml, with one table per kind of kernel.
 
 The values that a kernel is compiled for are those of the models: head dims, experts per token,
-groups of weights and ranks. Numbers of tokens, experts and heads are as low as they can be without
-hiding faults, and sizes that only add tiles are shortened to the last tiles. A full run includes
-all cases. A quick run includes a few inexpensive cases of each table; see triton.cases.choose.
+group sizes of weights, and ranks. Numbers of tokens, experts and heads are as low as they can be
+without hiding faults, and sizes that only add tiles are shortened to the last tiles. A full run
+includes all cases. A quick run includes a few inexpensive cases of each table; see
+triton.cases.choose.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +60,7 @@ def _shorten(size: int, tile: int, tiles: int) -> int:
 
 
 def _keep_distinct(candidates: _Candidates) -> dict[str, Candidate]:
-    """Return the first candidate for each combination of values of the columns, by name."""
+    """Return the first candidate with each combination of column values, by name."""
     listed_columns = set()
     distinct = {}
     for name, candidate in candidates:
@@ -346,7 +347,7 @@ def _quantized_candidates() -> _Candidates:
 def _list_dense(format_name: str, product_name: str, rows: int, size: int) -> _Candidates:
     """Yield a product's candidates: one for decoding, and one for a prompt."""
     build, dtype = _DENSE_FORMATS[format_name]
-    # For five tokens and fewer, vLLM uses another kernel than w4a16.
+    # For five or fewer tokens, vLLM does not use the kernel of w4a16.
     fewest_tokens = 6 if format_name.startswith("w4a16") else 1
     for step, tokens in (("decode", fewest_tokens), ("prefill", 40)):
         build_step = partial(

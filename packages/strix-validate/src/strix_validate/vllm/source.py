@@ -251,7 +251,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(_GPU_IS_NOT, lambda: False),
         **dict.fromkeys(_GPU_IS, lambda: True),
     },
-    # Without a configuration, vLLM reads tiles from the tuning table of the device's name.
+    # Without a configuration, vLLM reads tiles from the tuning table for the device's name.
     _MOE: {"get_config": lambda: None},
     "vllm.utils.platform_utils": {
         "get_device_name_as_file_name": lambda *_: device_name(),

@@ -33,7 +33,7 @@ from strix_validate.vllm.kernels import moe, rms_norm, rope
 #: The prefix of the ids of vLLM's checks, and the library's name in their titles.
 PREFIX = "vllm-"
 MODULE = "vLLM"
-#: Modules that have a table COMPUTED of further cases for the tier "attention".
+#: Modules whose table COMPUTED has further cases for the tier "attention".
 FAMILIES = (
     sampling,
     mla,
