@@ -50,7 +50,7 @@ class NoModel(ValueError):
 
 @cache
 def contents() -> dict[str, Any]:
-    """Return the table. It has transformers' release, and `types`, an entry for each model_type."""
+    """Return the table: `transformers` is a release, `types` has an entry for each model_type."""
     return json.loads(files(__package__).joinpath(_FILE).read_text())
 
 

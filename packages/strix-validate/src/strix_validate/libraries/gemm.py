@@ -12,7 +12,7 @@ from torch import Tensor
 from strix_validate.checks import PLACEHOLDER, Body, Check, Result, RunOptions, derive_seed, require
 from strix_validate.numerics import comparison, reference
 
-#: Torch's names of the two libraries: of rocBLAS and hipBLASLt, or of NVIDIA's own libraries.
+#: Torch's names for rocBLAS and hipBLASLt. On NVIDIA, the libraries are cuBLAS and cuBLASLt.
 _LIBRARIES = {"blas": "cublas", "blaslt": "cublaslt"}
 _NAMES = {"blas": "rocBLAS", "blaslt": "hipBLASLt"}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
