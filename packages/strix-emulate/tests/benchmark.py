@@ -4,10 +4,11 @@
 usage: python benchmark.py [KEYS]
        python benchmark.py programs
 
-The kernel is the attention of the fixtures: causal, head dimension 64, in blocks of 64 queries and
-32 keys. It has one head for the comparison of C with numpy, and eight heads for the comparison of
-all cores with one core. This kernel needs Triton. With the argument `programs`, eight small
-programs and an empty launch are measured in C alone. These programs need clang-22 and lld-22.
+The kernel is the fixtures' attention: causal, head dimension 64, in blocks of 64 queries and 32
+keys, with KEYS keys (default: 1024). It has one head for the comparison of C with numpy, and eight
+heads for the comparison of all cores with one core. With the argument `programs`, eight small
+programs and an empty launch are measured in C alone. Both benchmarks need Triton, and `programs`
+also needs clang-22 and lld-22.
 """
 
 import os
@@ -101,7 +102,7 @@ KERNEL(scratch) {
 def programs() -> None:
     """Print the speed of each kernel in million wave-instructions per CPU second, best of ten.
 
-    For the empty kernel, the milliseconds of a launch are printed.
+    For the empty kernel, print the CPU time of a launch in milliseconds.
     """
     command = [
         "clang-22",

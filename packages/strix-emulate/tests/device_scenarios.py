@@ -67,7 +67,7 @@ class FillNode(ctypes.Structure):
 
 
 def add_fill_node(pointer: c_void_p, element_size: int, pitch: int) -> str:
-    """Add a node to a graph that fills two rows of four elements. Return the error's name."""
+    """Add to a new graph a node that fills two rows of four elements; return the error's name."""
     graph = c_void_p()
     assert hip.hipGraphCreate(byref(graph), 0) == 0
     node = FillNode(pointer, element_size, 2, pitch, 1, 4)
@@ -200,7 +200,8 @@ def threads() -> dict:
                 hip.hipStreamDestroy(stream)
 
     ended = threading.Event()
-    # The list of streams begins with the newest one.
+    # The list of streams begins with the newest one, so a search for the oldest one visits them
+    # all.
     oldest = create()
     other = threading.Thread(target=churn)
     other.start()
@@ -227,7 +228,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 def add(path: str) -> dict:
-    """Launch the Triton kernel add correctly, wrongly configured, and with too short arrays."""
+    """Launch the Triton kernel `add` correctly, misconfigured, and with too short arrays."""
     function = load(path, "add")
     arrays = [allocate(4 * 1000) for _ in range(3)]
     for pointer, value in zip(arrays[:2], (1.5, 2.25), strict=True):

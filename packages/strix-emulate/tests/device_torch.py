@@ -28,7 +28,7 @@ def add(X, Y, Z, n, BLOCK: tl.constexpr):
 
 
 def run(n: int, length: int) -> bool:
-    """Add the first n numbers of two tensors; return whether the whole result is their sum."""
+    """Add the first n numbers of two tensors; return whether all `length` sums are right."""
     x = torch.randn(length, device="cuda")
     y = torch.randn(length).cuda()
     z = torch.zeros_like(x)
@@ -44,7 +44,7 @@ def where(x: torch.Tensor) -> torch.Tensor:
 
 
 def call_registered_kernels() -> list[bool]:
-    """Return whether two operators work whose only kernels are registered for CUDA, in two ways."""
+    """Register operators for CUDA only, in two different ways; return whether each works."""
     defined = torch.library.Library("emulated_kernels", "DEF")
     for name in ("first", "second"):
         defined.define(f"{name}(Tensor x) -> Tensor")
@@ -93,7 +93,7 @@ def add_arrays() -> list[bool]:
 
 
 def use_accelerator() -> bool:
-    """Make calls of torch.accelerator; return whether they find one device and use it."""
+    """Call functions of torch.accelerator; return whether they find one device and use it."""
     accelerator = torch.accelerator
     accelerator.set_device_index("cuda:0")
     with accelerator.device_index(accelerator.current_device_index()):
@@ -127,7 +127,8 @@ answers = {
         torch.cuda.get_device_name(),
     ],
 }
-# A mode of torch is not active in a new thread. The autotuner has to work there too.
+# torch's modes are active only in the thread that enters them. The autotuner has to work in another
+# thread, too.
 thread = threading.Thread(target=clear_caches)
 thread.start()
 thread.join()

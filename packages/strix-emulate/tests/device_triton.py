@@ -48,7 +48,7 @@ class Tensor:
         return self.address
 
     def untyped_storage(self):
-        """Return a mock storage, from whose size Triton decides about buffer instructions."""
+        """Return a mock storage. By its size, Triton decides whether to use buffer instructions."""
         return types.SimpleNamespace(size=lambda: self.array.nbytes)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Small Triton kernels, which are compiled for gfx1151 or another GPU, without torch or a GPU."""
+"""Small Triton kernels, compiled for gfx1151 or another target. This needs no torch and no GPU."""
 
 from functools import cache
 
@@ -141,9 +141,9 @@ def attention_case(
 ):
     """Return q, k and v for the attention fixture, with the result and logsumexp in float64.
 
-    With `peaked`, each query has one key whose logit exceeds all others so far that float16 cannot
-    hold exp(difference). A maximum that misses this key leads to an overflow. The key's position
-    differs between queries.
+    With `peaked`, each query has one key whose logit exceeds all others by so much that float16
+    cannot hold exp(difference). A maximum that misses this key leads to an overflow. The key's
+    position differs between queries.
     """
     rng = np.random.default_rng(seed)
     q, k, v = rng.standard_normal((3, heads, size, 32))
@@ -164,7 +164,7 @@ def attention_case(
 
 
 def run_attention(causal: bool, case, instructions=None, options=None, arch="gfx1151"):
-    """Run the fixture on a case of attention_case; return result and logsumexp, and the launch."""
+    """Run attention on a case of attention_case; return (result, logsumexp) and the launch."""
     (q, k, v), _ = case
     out = np.zeros_like(q)
     lse = np.zeros(q.shape[:2], np.float32)

@@ -4,9 +4,10 @@
 usage: python fuzz.py [--seed N] [--count N]
 
 clang compiles each kernel for gfx1151 at -O0 to -O3. The emulator executes the kernel in C if C is
-installed, and otherwise with numpy. The first of every ten kernels is executed by both, and at -O0
-with checks, which takes most of the time. At -O0, the other kernels are executed without checks. A
-kernel's number is its seed: `--seed N --count 1` executes kernel N by both, and always with checks.
+installed, and otherwise with numpy. Every kernel is executed with checks, except at -O0, where
+checks take most of the time. The first of every ten kernels is executed by both C and numpy, and
+with checks at -O0, too. A kernel's number is its seed: `--seed N --count 1` executes kernel N by
+both, and always with checks.
 
 The exit status is 0 if all differences are known faults of LLVM, 1 if there are others, 2 for wrong
 usage, and 3 without a compiler or disassembler.
@@ -41,8 +42,8 @@ SHARE = 10
 #: By level, checks that are always off: at -O0, clang spills lanes that nothing wrote.
 _OFF = {"-O0": frozenset({"uninitialised"})}
 _TYPES = ("u32", "i32", "u64", "i64", "u16", "u8", "f32", "f64")
-#: These expressions have no undefined behaviour, because signed sums wrap (-fwrapv), and shift
-#: counts and divisors are bounded.
+#: These expressions have no undefined behaviour, because signed arithmetic wraps (-fwrapv), and
+#: shift counts and divisors are bounded.
 _INTEGER = (
     "({a} + {b})",
     "({a} - {b})",
@@ -151,7 +152,7 @@ class Writer:
         return f"{name} = {self.expression(kind)};"
 
     def statement(self) -> None:
-        """Add an assignment, a branch, a loop, or an array that is indexed by a number."""
+        """Add an assignment, a branch, a loop, or an array with a computed index."""
         kind = self.rng.random()
         if kind < 0.3:
             self.lines.append(self.change())
@@ -194,7 +195,7 @@ class Writer:
 
 @dataclass
 class Difference:
-    """A kernel that traps or differs from the host. `fault` names LLVM's faults that cause it."""
+    """A kernel that traps or differs from the host. `fault` describes the faults of LLVM, or is ""."""
 
     number: int
     level: str
@@ -208,7 +209,7 @@ class Difference:
 
 
 def source(numbers: range) -> str:
-    """Return the source of a program of kernels."""
+    """Return the source of a program with these kernels."""
     return _HEAD + "".join(Writer(number).text() for number in numbers)
 
 
@@ -293,7 +294,7 @@ def differences(
 
 
 def fault(clang: str, number: int, level: str, expected: np.ndarray, options: Options) -> str:
-    """Return the names of LLVM's faults that cause a kernel's difference, or "".
+    """Describe LLVM's faults that cause a kernel's difference, or return "".
 
     A fault is a cause if the kernel no longer differs once the fault's macro hides its operand. If
     no single fault is a cause, all are tried together.

@@ -205,7 +205,7 @@ def registers(rng: random.Random, width: int = LANES) -> tuple[np.ndarray, np.nd
 def compare(
     texts: list[str], rng: random.Random, report: Report, width: int = LANES, **mode
 ) -> None:
-    """Execute each instruction in C and numpy from one random state; add the result to `report`."""
+    """Execute each instruction in C and numpy from the same random state; update `report`."""
     spaces = selftest.spaces()
     session = Session(native.load_library(), spaces, WAVES * width, operands.REGISTERS, False)
     kernel = replace(selftest.PLAIN, width=width, **mode)

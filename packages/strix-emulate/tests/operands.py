@@ -177,7 +177,7 @@ def operation(rng: random.Random, name: str, file: str, entry) -> Operation:
 
 
 def _any_source(rng, file: str, token: str, target, result: str, allow_scalar: bool):
-    """Return a token's kind without its prefix, and a random operand of this kind."""
+    """Return the kind of value that a token stands for, and a random operand of this kind."""
     if token == "old":
         return result.partition("+")[0], Source("", target.file, target.index, target.high)
     if token in _IMPLICIT:

@@ -214,12 +214,12 @@ def vector_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
 
 
 def keep_scc(function: Callable) -> Callable:
-    """Return a function that leaves SCC unchanged."""
+    """Wrap the function of an instruction that leaves SCC unchanged."""
     return lambda *x: (function(*x), None)
 
 
 def set_scc(function: Callable, mask: int = M32) -> Callable:
-    """Return a function that sets SCC if the result is not 0."""
+    """Wrap the function of an instruction that sets SCC if the result is not 0."""
     return lambda *x: (function(*x), int(function(*x) & mask != 0))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The oracle for roots, logarithms, division, exponents and other functions of floating point.
 
-Entries have the format of :mod:`oracle`. A function may return the set of results that the
+Entries have the format of :mod:`oracle`. A function may return the set of results that the ISA
 document allows.
 """
 

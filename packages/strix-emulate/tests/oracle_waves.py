@@ -311,7 +311,7 @@ def _elements(V, first: int, kind: str, sign: bool) -> list[list]:
 def _wmma(source: str, result: str) -> Callable[[random.Random], Case]:
     """Return the case of a WMMA instruction.
 
-    Floating-point sums may be added in any order, with the error of 17 roundings.
+    Floating-point terms may be added in any order, with the error of 17 roundings.
     """
     form = {"f32": F32, "f16": F16, "bf16": B16}.get(result)
     unit = Fraction(1, 1 << 24)
@@ -362,7 +362,7 @@ def _wmma(source: str, result: str) -> Callable[[random.Random], Case]:
 
 
 class Between:
-    """A value that equals each number of a format from `low` to `high`.
+    """A value that compares equal to every number from `low` to `high`.
 
     With `half`, only this half of the register is compared, and the other half must be unchanged.
     If both bounds are NaN, the value equals any NaN.

@@ -156,7 +156,7 @@ def execute(text: str, g: Waves, **mode) -> Waves:
 
 
 def tables() -> list[tuple[str, str, tuple]]:
-    """Return the mnemonic, "v" or "s", and the oracle's entry of each instruction of gfx1151."""
+    """For each instruction of gfx1151, return the mnemonic, "v" or "s", and the oracle's entry."""
     entries = [(n, "v", e) for n, e in oracle.vector_table().items()]
     entries += [(n, "s", e) for n, e in oracle.scalar_table().items()]
     # V_CMPX instructions compare like V_CMP instructions, but their result is EXEC.

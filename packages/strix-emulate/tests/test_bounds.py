@@ -43,7 +43,7 @@ class File:
         return struct.unpack_from(form, self.data, offset)[0]
 
     def section(self, kind: int) -> int:
-        """Return the offset of the header of the first section of a type."""
+        """Return the file offset of the first section header with this type."""
         start = self.get(40, "<Q")
         count = self.get(60, "<H")
         places = range(start, start + 64 * count, 64)

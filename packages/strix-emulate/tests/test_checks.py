@@ -150,7 +150,7 @@ def test_scalar_loads_come_in_any_order():
     ],
 )
 def test_an_atomic_waits_for_its_address_and_data(atomic, native):
-    """A counter that the load and the atomic share makes no difference."""
+    """The atomic has to wait even if it shares its counter with the load."""
     for load in ("global_load_b32 v2, v1, s[4:5]", "ds_load_b32 v2, v1"):
         text = f"{LOAD}ds_store_b32 v1, v1\ns_waitcnt lgkmcnt(0)\n{load}\n{atomic}\ns_endpgm\n"
         with pytest.raises(Trap, match="_atomic_.*pending|ds_.*pending"):
@@ -305,7 +305,8 @@ IF_ELSE = (
     "else: s_and_not1_saveexec_b32 s9, s9\ns_cbranch_execz endif\nv_mov_b32 v5, 2\n"
     "endif: s_or_b32 exec_lo, exec_lo, s9"
 )
-#: Each wave loads words into v2. In IN_PLACE, the first wave, whose s8 is 0, also stores the words.
+#: Each wave loads words into v2. In IN_PLACE, the first wave, whose s8 is 0, also stores the words
+#: plus 1.
 COPIES = (
     LOAD
     + """v_readfirstlane_b32 s8, v0
@@ -326,8 +327,8 @@ end: {last}
 s_endpgm
 """
 )
-#: By what depends on the value that a wave of IN_PLACE has loaded: the texts `used` and `last`.
-#: Each use makes the racing load a trap.
+#: Uses of the value that a wave of IN_PLACE has loaded, each as the texts `used` and `last`. Each
+#: use turns the racing load into a trap.
 USES = {
     "a store": ("", "global_store_b32 v7, v2, s[6:7] offset:128"),
     "an address": (
@@ -453,7 +454,7 @@ def test_a_racing_load_that_reaches_no_store_is_a_note(native, lockstep):
     branch += "v_mov_b32 v5, v2\ns_branch met\nover: v_mov_b32 v5, 1\nmet:"
     harmless = [("", ""), ("", unused), ("", "v_cmpx_lt_u32 0, v2"), (branch, unused)]
     harmless += [(IF_ELSE, "global_store_b32 v7, v7, s[6:7] offset:128")]
-    # In lanes that are active again, v2 is overwritten before it decides whether waves store.
+    # All lanes become active again and overwrite v2, which then decides whether waves store.
     again = "v_cmpx_lt_u32 0, v2\ns_mov_b32 exec_lo, -1\nv_mov_b32 v2, 7\n"
     again += "v_readfirstlane_b32 s9, v2\ns_cmp_eq_u32 s9, 9\ns_cbranch_scc1 met"
     harmless += [(again, "global_store_b32 v7, v7, s[6:7] offset:128\nmet:")]
@@ -820,7 +821,7 @@ s_endpgm
 @pytest.mark.parametrize("native", [False, True])
 def test_a_plain_store_of_a_flag_releases_what_was_awaited(native):
     kind = {"threads": 32, "grid": (2,), "second": "inout", "native": native}
-    # The second store is released, too, if it is awaited behind a barrier that it outlived.
+    # The second store is also released if its wait comes only after a barrier.
     twice = f"{DATA}\n{WAIT}\n{DATA}\n{{}}"
     for before in (f"{DATA}\n{WAIT}", twice.format(WAIT), twice.format(f"s_barrier\n{WAIT}")):
         out = execute(PLAIN_FLAG.format(before=before, after=""), **kind)

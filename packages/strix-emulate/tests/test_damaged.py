@@ -102,9 +102,10 @@ def test_a_pipe_is_not_read_for_ever(elf: bytes, tmp_path) -> None:  # noqa: F81
 
 
 def test_bombs_are_refused_before_they_are_unpacked(elf: bytes) -> None:  # noqa: F811
-    """Files of at most a few hundred kilobytes unpack to more than a code object may have.
+    """Each file has at most a few hundred kilobytes.
 
-    The second file only claims to unpack to so much. The last file has zip files in zip files.
+    The first file unpacks to more bytes than a code object may have. The second one only claims to
+    do so. The last one has zip files in zip files.
     """
     zeros = zlib.compress(bytes(1 << 20), 9)
     archive = io.BytesIO()

@@ -20,7 +20,7 @@ from strix_emulate.code.target import DEFAULT
 from strix_emulate.run import program
 
 #: For each encoding: its first 32 bits, the lowest bit and the number of bits of its opcode, and
-#: its bytes without a literal.
+#: its size in bytes without a literal.
 ENCODINGS = {
     "SOP1": (0xBE800000, 8, 8, 4),
     "SOP2": (0x80000000, 23, 7, 4),
@@ -142,9 +142,9 @@ _INTEGERS_TOO = ("ldexp", "class", "cvt_f", "cvt_pk_u8", "trig_preop")
 
 
 def _signless(name: str) -> bool:
-    """Return whether the operands are integers, whose sign modifiers LLVM does not print.
+    """Return whether an operand is an integer.
 
-    No instruction uses these modifiers.
+    Instructions ignore the sign modifiers of integers, and LLVM does not print them.
     """
     numbers = ("_f16", "_f32", "_f64", "bf16", "cndmask")
     return not any(n in name for n in numbers) or any(n in name for n in _INTEGERS_TOO)
@@ -257,7 +257,7 @@ def test_a_difference_is_found(monkeypatch):
     """The comparison finds differences if the lowest bit of each register's number is wrong."""
     correct = encodings._v
     monkeypatch.setattr(encodings, "_v", lambda number: correct(number ^ 1))
-    # The cache is off, because later tests would get wrong results for the same bytes from it.
+    # The cache is off, because it would give later tests wrong results for the same bytes.
     monkeypatch.setattr(decode, "_read", decode._read.__wrapped__)
     assert len(compare(count=1, seed=1)[1]) > 200
 

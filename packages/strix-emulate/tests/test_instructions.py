@@ -113,7 +113,7 @@ def test_fma_of_float64_rounds_once():
 
 
 def test_exp_and_log_are_within_half_an_ulp():
-    """The document allows an error of 1 ulp. numpy's float32 code errs by up to 2.7 ulp."""
+    """The ISA document allows an error of 1 ulp. numpy's float32 code errs by up to 2.7 ulp."""
     x = np.linspace(0.01, 100, LANES * 40, dtype=np.float32).reshape(40, LANES)
     g = run("v_exp_f32 v2, v1\nv_log_f32 v3, v1", waves=40, v1=x)
     for register, exact_ in ((2, np.exp2(x.astype(float))), (3, np.log2(x.astype(float)))):
@@ -133,7 +133,7 @@ def test_denormals_follow_the_descriptor():
 
 
 def test_mixed_operations_flush_as_others_do():
-    """V_FMA_MIX, whose sources may be float16, flushes float32 sources and results."""
+    """In a mode that flushes, V_FMA_MIX flushes float32 sources and results, as others do."""
     tiny = f32(1e-40)
     text = "v_fma_mix_f32 v2, v1, 1.0, v3\nv_fma_mix_f32 v4, v5, v5, v3"
     numbers = {"v1": tiny, "v3": f32(0), "v5": f32(1e-20)}

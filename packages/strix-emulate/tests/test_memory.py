@@ -62,7 +62,7 @@ def records(first: str, resource: int, wide: int = 16) -> list[int]:
     return access_records(first, resource, wide=wide)[128:256:4].tolist()
 
 
-#: Word 3 of a buffer has a format. With BY_INDEX, the buffer's range limits only the index.
+#: Bits of word 3 of a buffer resource: a format, and whether the range limits only the index.
 #: Without BY_INDEX, the range limits the offset, too.
 FORMAT, BY_INDEX = 0x1000, 0x1000_0000
 
@@ -72,7 +72,7 @@ def test_records_of_a_buffer() -> None:
     loaded = [100 + 4 * (i + 8) for i in range(24)] + [0] * 8
     assert records("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX) == loaded
     assert records("v30, s[8:11], 0 idxen", FORMAT) == loaded
-    # The scalar offset is not part of the range.
+    # The range check ignores the scalar offset.
     assert records("v30, s[8:11], 4 idxen", FORMAT) == [x and x + 1 for x in loaded]
     # In every other group of four threads, the offset is 4.
     offset = [x and x + i // 4 % 2 for i, x in enumerate(loaded)]
@@ -88,7 +88,7 @@ def test_records_of_a_buffer() -> None:
     [
         ("v30, s[8:11], 0 idxen", 0x3000_0000 | FORMAT),  # a raw buffer
         ("v1, s[8:11], 0 offen", FORMAT | BY_INDEX),  # a buffer of records
-        ("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX | 1 << 23),  # a buffer that adds the lane
+        ("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX | 1 << 23),  # a buffer that adds the lane's number
     ],
 )
 def test_buffers_of_another_kind_than_the_access(first: str, resource: int) -> None:

@@ -90,7 +90,7 @@ def test_a_plain_load_of_lds_beside_atomics_is_a_race(kernels) -> None:
 
 @pytest.mark.parametrize("native", [False, True])
 def test_storage_of_two_reductions_needs_a_barrier_between(kernels, native) -> None:
-    """The missing barrier of a radix top-k in HeCBench is a race, and not a false alarm."""
+    """HeCBench's radix top-k lacks a barrier. This is a race, and not a false alarm."""
     correct_kernel = kernels["storage_reused_behind_a_barrier"]
     assert run(correct_kernel, 1, 128, native=native) == (128 * 1000 + 256, [])
     with pytest.raises(Trap, match=r"ds_store_b32.*race: LDS cell .* after a read by"):

@@ -58,10 +58,10 @@ def test_every_operation_gives_what_numpy_gives(width):
     report = native_check.run(2400, width=width)
     assert report.differences == []
     assert len(report.compared) >= 400
-    # numpy executes these with all or with some operands: constant comparisons, a few scalar
-    # operations, float16, float64 and dot products.
+    # numpy executes the following with at least some operands: comparisons with a constant result,
+    # a few scalar operations, float16, float64 and dot products.
     comparisons = itertools.product(("v_cmp", "v_cmpx"), "ft", "fiu", (16, 32, 64))
-    # In some modes, the result of these depends on more than the flushing of denormals.
+    # In some modes, the results of these three depend on more than the flushing of denormals.
     by_mode = {"s_min_f32", "s_max_f32", "s_cvt_f16_f32"}
     scalar_names = ("cmov", "bitset0", "bitset1", "and_not0_wrexec", "and_not1_wrexec")
     allowed = {f"{compare}_{test}_{kind}{bits}" for compare, test, kind, bits in comparisons}
@@ -206,7 +206,8 @@ def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch)
         assert (out == 8).all()
         assert done.notes == []
         accesses = {name for name in by_numpy if name.startswith(("global_", "buffer_", "ds_"))}
-        # Of these instructions, numpy executes only those that invalidate caches.
+        # If C runs without MIRROR, numpy executes none of these instructions, except cache
+        # invalidations.
         assert (in_c and not mirror) == (accesses <= {"buffer_gl0_inv", "buffer_gl1_inv"})
         with pytest.raises(Trap, match="race"):
             zoo.run(
@@ -335,7 +336,7 @@ def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
         with pytest.raises(Trap, match=word):
             execute(_TURNS.format(load, late.format(place)))
         assert traced
-    # Waves of several workgroups store the same values, which numpy executes each time.
+    # Waves of several workgroups store the same values. numpy executes each of these stores.
     store = (
         load + "\nglobal_store_b32 v1, v2, s[6:7]\ns_nop 1\ns_branch more\nmore:\nv_mov_b32 v5, v2"
     )
@@ -370,7 +371,7 @@ def test_where_there_is_none_numpy_says_so(tmp_path, monkeypatch):
 
 
 def test_translation():
-    """A function is translated to C that does the same as numpy, or is refused."""
+    """A function is either translated to C that gives numpy's results, or refused."""
     text = translate.loop("f", lambda a, b: np.where(a > b, a, b + 1), ["u4"], ["u4", "u4"])
     assert "s0[l]" in text
     assert ">" in text

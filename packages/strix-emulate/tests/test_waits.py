@@ -89,7 +89,7 @@ def test_waves_that_wait_for_later_workgroups_are_told_so(kernels) -> None:
 
 
 def test_what_others_may_write_is_waited_for(kernels, monkeypatch) -> None:
-    """If more than the kernel's waves may change memory, waves wait until the budget is spent."""
+    """If not only the kernel's waves can change memory, waves wait until the budget is spent."""
     monkeypatch.setattr(
         Arena, "peers", property(lambda _: True, lambda _a, _b: None), raising=False
     )
@@ -99,7 +99,7 @@ def test_what_others_may_write_is_waited_for(kernels, monkeypatch) -> None:
 
 
 def test_a_lock_of_many_workgroups_costs_each_the_same(monkeypatch) -> None:
-    """With more workgroups, a workgroup executes no more instructions and clock comparisons."""
+    """More workgroups do not cost each of them more instructions or vector-clock comparisons."""
     steps = []
     later = happens_before._later
 

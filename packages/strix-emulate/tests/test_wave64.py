@@ -43,7 +43,7 @@ def halves(V, S):
 
 
 def find_differing(texts: list[str], seed: int = 0) -> list[str]:
-    """Return the instructions that affect one wave of 64 lanes unlike two waves of 32 lanes."""
+    """Return the instructions whose effects on one wave64 and on two wave32 differ."""
     rng = random.Random(seed)
     differences = []
     wide = [operands.widen(text) for text in texts]

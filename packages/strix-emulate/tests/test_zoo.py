@@ -304,7 +304,7 @@ def test_small_tensors_are_changed_in_place(kind, small):
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", ["fp32", "i8"])
 def test_waves_that_store_what_others_change_are_a_race(kind, native):
-    """Several waves store 64 or more elements. Only one wave stores 16 elements."""
+    """64 or more elements are stored by several waves, but 16 elements by only one wave."""
     options = Options(budget=100_000, native=native)
     for n in (64, 128):
         with pytest.raises(Trap, match="race: global memory"):

@@ -22,9 +22,9 @@ _TABLES = {
     "sage": sage.COMPUTED,
     "vllm": vllm_checks.COMPUTED,
 }
-#: The prefix of the module names of each library. flash-attn's checks launch the kernels of
-#: amd-aiter if it is installed, and flash-attn's built-in kernels otherwise. Both are recorded, but
-#: the arguments of flash-attn's functions only once.
+#: The prefix of each library's module names. flash-attn's checks launch the kernels of amd-aiter if
+#: it is installed, and flash-attn's built-in kernels otherwise. Both are recorded, but the
+#: arguments of flash-attn's functions only once.
 LIBRARIES = {
     "flash": "flash_attn",
     "aiter": "aiter.",
@@ -35,7 +35,7 @@ LIBRARIES = {
     "sage": "sageattention",
     "vllm": "vllm.",
 }
-#: The libraries whose kernels flash-attn's checks launch, with flash-attn's names for the kernels.
+#: Libraries with kernels that flash-attn's checks launch, and flash-attn's name for each backend.
 BACKENDS = {"flash": "built-in", "aiter": "aiter"}
 
 

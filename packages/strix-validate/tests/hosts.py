@@ -174,8 +174,8 @@ def mes(version: int) -> dict[str, str]:
     return {"sys/kernel/debug/dri/1/amdgpu_firmware_info": text}
 
 
-#: By name: changes of the healthy host's files, and by check the expected state, the severity, a
-#: part of the message, and a part of the fix.
+#: Each fault has changes to the healthy machine's files, and for each check that reports it: the
+#: state, the severity, a part of the message, and a part of the fix.
 FAULTS = {
     "gfx1150": (
         {f"{KFD}/1/properties": node(110500, 32)},

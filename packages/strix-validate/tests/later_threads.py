@@ -393,7 +393,7 @@ CONTAINERS = {
         errno.EACCES,
         DeviceFile(65534, 0o660, 236),
     ),
-    # Give the flatpak the permission for all devices, or since flatpak 1.18 that for /dev/kfd.
+    # Give the flatpak permission for all devices or, from flatpak 1.18 on, only for /dev/kfd.
     "flatpak/flatpak#5383": Machine(
         environ(container="flatpak") | {"dev/kfd": None},
         {"kfd": Expected("error", "(flatpak)", "flatpak override --user --device=all", "recreate")},

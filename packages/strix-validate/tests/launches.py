@@ -59,7 +59,7 @@ class Launches:
             axes[axis] = max(programs, int(sizes[int(axis)]))
 
     def add_loop(self, frame: Any, trips: int) -> None:
-        """Record the number of trips of a loop in the function of a frame."""
+        """Record how many trips a loop in a frame's function makes."""
         code = frame.f_code
         text = " ".join(linecache.getline(code.co_filename, frame.f_lineno).split("#")[0].split())
         # The name has a line number within the function, so that edits above the function do not
@@ -257,7 +257,7 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _is_between(frame: Any) -> bool:
-    """Return whether a frame's function only passes arguments on: in _BETWEEN, or a decorator."""
+    """Return whether a frame only passes arguments on, as decorators and modules in _BETWEEN do."""
     name = frame.f_globals.get("__name__", "")
     is_decorator = not frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount
     return name == "torch" or name.startswith(_BETWEEN) or (not _is_ours(frame) and is_decorator)

@@ -31,7 +31,7 @@ def conda_pytorch(meta: str, build: str, channel: str, name: str = "pytorch") ->
 
 
 def moved(build: str, kind: str, manifest: dict[str, str]) -> Machine:
-    """Return a machine with conda-forge's pytorch, because its workspace prefers conda-forge."""
+    """Return a machine that has conda-forge's pytorch because its workspace prefers conda-forge."""
     fix = f"channel remove {OURS} && pixi workspace channel add --prepend {OURS}; docs/move.md"
     message = f"build for {kind}, and sees no AMD GPU: in the workspace, our channel comes after"
     return Machine(

@@ -8,8 +8,8 @@ test_coverage.py reads coverage.json.
 
 Each case runs in Triton's interpreter, in a process of its own. The case's results do not matter,
 because only the first and the last program of each grid axis run, and only the first and the last
-trip of each loop. If a case fails in this way, because a kernel reads indices from results that are
-missing, the case runs again with all programs and trips.
+trip of each loop. If a case fails in this way, for example because a kernel reads indices from
+missing results, it runs again with all programs and trips.
 """
 
 import argparse

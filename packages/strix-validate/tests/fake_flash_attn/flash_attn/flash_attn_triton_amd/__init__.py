@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A mock of the built-in backend, which has only the table of tiles."""
+"""A mock of the built-in backend with nothing but the table of tiles."""
