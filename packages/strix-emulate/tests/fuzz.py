@@ -35,8 +35,8 @@ from strix_emulate.native import library as native
 THREADS = 64
 WORDS = 4
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
-#: BATCH kernels are compiled together. Of every SHARE kernels, one is executed by every engine and
-#: with checks.
+#: BATCH kernels are compiled together. Of every SHARE kernels, one is executed by every engine, and
+#: with checks at -O0, too.
 BATCH = 50
 SHARE = 10
 #: By level, checks that are always off: at -O0, clang spills lanes that nothing wrote.
@@ -195,7 +195,7 @@ class Writer:
 
 @dataclass
 class Difference:
-    """A kernel that traps or differs from the host. `fault` describes the faults of LLVM, or is ""."""
+    """A kernel that traps or differs from the host. `fault` describes LLVM's fault, if that is the cause."""
 
     number: int
     level: str

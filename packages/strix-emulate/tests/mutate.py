@@ -74,13 +74,13 @@ def barriers(instructions: list[Instruction]) -> list[int]:
 
 
 def busy_waits(instructions: list[Instruction], judge: Judge) -> tuple[list[int], int]:
-    """Return the addresses of busy waits, and the number of idle ones.
+    """Return the addresses of waits that had to wait, and the number of idle waits.
 
-    A wait is idle if it never had to wait, because no more was outstanding than the wait allows.
-    Compilers place such waits wherever branches of control flow merge. If a wait for stores (vscnt)
-    is deleted, this has an effect only on memory that other waves read. A wait between loads into
-    the two halves of a register is left out, because the loads' counter keeps the loads in order
-    without the wait (waits.check_pending).
+    A wait is idle if there was never more outstanding than it allows. Compilers place such waits
+    wherever branches of control flow merge. If a wait for stores (vscnt) is deleted, this has an
+    effect only on memory that other waves read. A wait between loads into the two halves of a
+    register is left out, because the loads' counter keeps the loads in order without the wait
+    (waits.check_pending).
     """
     waits_of_kernel = [
         ins.address

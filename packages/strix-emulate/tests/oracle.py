@@ -224,7 +224,7 @@ def set_scc(function: Callable, mask: int = M32) -> Callable:
 
 
 def scalar_table() -> dict[str, tuple[str, tuple[str, ...], Callable]]:
-    """Return a table like vector_table, whose functions also return SCC.
+    """Return a table like vector_table's, with functions that also return SCC.
 
     The functions return (result, SCC), or (result, SCC, EXEC) if they write EXEC. They return None
     in place of an unchanged SCC.

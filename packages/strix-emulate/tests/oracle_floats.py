@@ -87,7 +87,7 @@ def _inverse_root(x, negative):
 
 
 def _wave(function: Callable) -> Callable:
-    """Return sine or cosine of x in turns. As in the document, |x| > 256 counts as 0 turns."""
+    """Return sine or cosine of a number of turns. As documented, more than 256 count as 0."""
 
     def run(x, negative):
         if isinstance(x, str):

@@ -37,7 +37,7 @@ def run(rounds: int = 3, seed: int = 1) -> selftest.Report:
 def _matrices(name: str, draw) -> list[list[int]]:
     """Return registers for a matrix product.
 
-    The addend is below v16. A and B are in v16 and above, where lanes 16 to 31 have
+    The addend is in registers below v16. A and B are in v16 and above, where lanes 16 to 31 have
     the same values as lanes 0 to 15.
     """
     _, _, result, _, source = name.split("_")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Single instructions with operands that oracles seldom generate, and that emulators got wrong."""
+"""Single instructions that emulators got wrong, with operands that the oracles seldom generate."""
 
 from fractions import Fraction
 
@@ -376,7 +376,7 @@ SPECIAL += [0x00030003, 0x800303FF, 0x04010400, 0x7BFF7BFF, 0x7C01FC00, 0x477FF0
     ],
 )
 def test_scalar_floats_are_those_of_the_vector_instructions(mode):
-    """Both depend on the mode in the same way (RDNA3.5 ISA, "SALU Floating Point")."""
+    """Scalar and vector floats depend on the mode alike (RDNA3.5 ISA, "SALU Floating Point")."""
     pairs = np.array([(a, b) for a in SPECIAL for b in SPECIAL], np.uint32)
     first, second = pairs[:, :1], pairs[:, 1:]
 
@@ -472,7 +472,7 @@ def test_negated_sources():
 
 
 def test_the_null_register_is_zero_as_a_pair_and_as_a_mask():
-    """Read as a usual pair, NULL would have M0 as its second register."""
+    """As an ordinary pair, NULL would have M0 as its second register."""
     text = "s_mov_b64 s[0:1], null\nv_cndmask_b32_e64 v2, v0, v1, null\nv_add_f16 v3.l, null, null"
     g = run(text, scalars={decode.M0: 7}, v0=LANE, v1=LANE + 100, v3=LANE)
     assert g.S[:2, 0, 0].tolist() == [0, 0]

@@ -88,7 +88,7 @@ def test_records_of_a_buffer() -> None:
     [
         ("v30, s[8:11], 0 idxen", 0x3000_0000 | FORMAT),  # a raw buffer
         ("v1, s[8:11], 0 offen", FORMAT | BY_INDEX),  # a buffer of records
-        ("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX | 1 << 23),  # a buffer that adds the lane's number
+        ("v30, s[8:11], 0 idxen", FORMAT | BY_INDEX | 1 << 23),  # one that adds the lane's number
     ],
 )
 def test_buffers_of_another_kind_than_the_access(first: str, resource: int) -> None:

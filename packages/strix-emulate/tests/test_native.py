@@ -183,7 +183,7 @@ def test_locks_and_counters_give_the_same_bits(checks):
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_what_several_waves_do_under_a_lock_is_checked_by_c(mirror, monkeypatch):
-    """C checks accesses under a lock if the cells of each wave follow those of the previous wave.
+    """C checks accesses under a lock if the cells' addresses rise from each wave to the next.
 
     If numpy checked these accesses, this would take most of the time. Without the lock, both C and
     numpy find a race.
@@ -322,7 +322,7 @@ def test_what_a_trace_leaves_outstanding_is_a_race_behind_a_barrier(traced):
 
 
 def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
-    """A missing wait or an access out of bounds in one iteration of a traced loop is found.
+    """Checks find a missing wait or an access out of bounds in one iteration of a traced loop.
 
     A traced loop also gives correct results if numpy executes a part of each iteration.
     """

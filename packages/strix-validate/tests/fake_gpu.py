@@ -32,7 +32,7 @@ class Clock:
 
 
 class FakeGpu:
-    """A mock of a soak's worker on a GPU. It does a step of one of three loads each half second.
+    """A mock of a soak's worker on a GPU. It runs three loads in turn, with two steps per second.
 
     Each load runs for 15 seconds at a time.
 
@@ -40,9 +40,9 @@ class FakeGpu:
         hang_at: The second after which the worker sends nothing.
         die_at: The second from which the process has the exit status `status`.
         last_line: A line that the worker writes when it dies.
-        reading: A function of the second and the load that returns changes to the sensors' reading.
-        step: A function of the second, the load and the number of the step that returns changes to
-            the message of a correct step.
+        reading: Called with the second and the load. Returns changes to the sensors' reading.
+        step: Called with the second, the load and the step's number. Returns changes to the message
+            of a correct step.
         prepared_at: The second in which the first turn begins.
     """
 

@@ -8,9 +8,9 @@ executed kernel; faults in the kernels' files; and for each call its error, whet
 compared, and what is wrong with these results.
 
 The inputs of a call with expected results are random numbers. The inputs of all other calls are
-zeros: several of their programs write to one place, which is no fault if they write equal numbers.
-If a launch has too many workgroups, only the first ones are executed, and the results of its call
-are not compared.
+zeros, because several programs of such a call may write to one place. This is no fault if the
+numbers are equal. If a launch has too many workgroups, only the first ones are executed, and the
+results of its call are not compared.
 """
 
 import copy

@@ -3,9 +3,10 @@
 
     python tests/serve_lines.py SOURCE < LINES.json
 
-A line has a config.json and the arguments that follow the model's name. vLLM builds the model on
-torch's meta device, as strix_validate.models.choose does, and plans the KV cache as vLLM's engine
-does at start (EngineCore._initialize_kv_caches). The answer is vLLM's error message, or "".
+LINES.json has a pair for each command line: a config.json, and the arguments after the model's
+name. vLLM builds the model on torch's meta device, as strix_validate.models.choose does, and plans
+the KV cache as vLLM's engine does at start (EngineCore._initialize_kv_caches). The answer is vLLM's
+error message, or "".
 """
 
 import importlib

@@ -2,7 +2,7 @@
 """Each gap in the coverage of Triton kernels by quick checks has a reason in coverage_gaps.toml.
 
 A gap is a loop with one trip, a grid axis with one program, a flag or argument with one value, or a
-flag that never has a value with which the kernel compares it. record_coverage.py writes
+flag that lacks one of the values with which the kernel compares it. record_coverage.py writes
 coverage.json. If only one case has some value, or a second trip or program, coverage.json names
 this case. The tests check that coverage.json is up to date. They run no kernel, except one test of
 the recording.

@@ -105,7 +105,7 @@ def test_the_firmware_of_another_gpu_is_not_judged(number, tmp_path):
 
 
 def test_the_last_value_of_an_option_counts_and_all_are_removed(tmp_path):
-    """modprobe reads the files of all folders in the order of names. The last value counts."""
+    """modprobe reads the files of all folders, ordered by file name. The last value counts."""
     hosts.make(
         tmp_path,
         {
@@ -220,7 +220,7 @@ def test_kernels_of_the_installed_versions_are_counted(tmp_path):
 
 @pytest.mark.parametrize("other", ["2.8.3.post2-pyh2_1", "2.8.4-pyh1_0"])
 def test_kernels_of_another_build_are_a_warning(other, tmp_path):
-    """Without the warning, nothing would tell that each kernel is compiled at its first call."""
+    """Without the warning, users would not know that each kernel is compiled at its first call."""
     result = examine(hosts.make(tmp_path, kernel_package(f"flash-attn-{other}")))["kernels"]
     assert (result.state, result.severity) == (State.PASSED, Severity.WARNING)
     assert f"0 of 3 kernels are for the installed flash-attn-{other}" in result.reason

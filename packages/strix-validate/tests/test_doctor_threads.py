@@ -113,8 +113,8 @@ def test_caches_of_a_virtual_environment(tmp_path):
 @pytest.mark.parametrize(
     ("output", "version"),
     [
-        # The outputs are of Fedora after `dnf downgrade amd-gpu-firmware`, of openSUSE, of RHEL,
-        # and of a distribution without any of these packages.
+        # The first four outputs are of Fedora after `dnf downgrade amd-gpu-firmware`, of openSUSE,
+        # of RHEL, and of a distribution without any of these packages.
         (
             "20251111\npackage kernel-firmware-amdgpu is not installed\n20251125\n",
             "20251111",

@@ -150,7 +150,7 @@ def first_choices(vocabulary: int) -> list[DeferredCall]:
 
 @needs_vllm
 def test_linear_attention_of_no_set_is_counted(shipped: set[str]) -> None:
-    """With twice the heads, prompts and decoding need other kernels. Autotuning tries many."""
+    """With twice the heads, prompts and decoding need other kernels. Autotuning adds many."""
     assert len(find_kernels(first_linear("Qwen3.6-27B", keys=2)) - shipped) > 90
 
 
@@ -216,9 +216,9 @@ def test_one_kernel_for_all_heads_windows_and_batches() -> None:
 def first_flash_calls(model: str, layers: ModelLayers) -> Iterator:
     """Yield flash-attn's calls of a model's layers: prompts, packed batches, training, and a cache.
 
-    A scale that config.json does not have is arbitrary. If amd-aiter is installed, a layer with a
-    window of n keys has the windows that transformers and other callers pass: n - 1 keys to either
-    side, n keys to the left, and n keys to the left with no limit to the right.
+    If config.json has no scale, the calls have an arbitrary one. If amd-aiter is installed, a layer
+    with a window of n keys has the windows that transformers and other callers pass: n - 1 keys to
+    either side, n keys to the left, and n keys to the left with no limit to the right.
     """
     scale = CONFIGS[model].get("text_config", CONFIGS[model]).get("query_pre_attn_scalar", 77)
     supported = [layer for layer in layers.attention if layer.head_dim <= 256]

@@ -115,8 +115,8 @@ MIXTURES = [layer for row in MODELS.values() for layer in row.experts_by_format(
 LATENT = [layer for row in MODELS.values() for layer in row.layers.latent]
 ANGLES = [row.rope for row in MODELS.values() if row.rope]
 LINEAR = [layer for row in MODELS.values() for layer in row.layers.linear]
-#: By group of vLLM's kernels and argument: the values that quick checks must have. Most of them are
-#: the values of the table of models, which has no ranks of LoRAs and no groups of dense layers.
+#: The values that quick checks must have, by group of vLLM's kernels and by argument. Most of them
+#: are the values of the table of models, which has no ranks of LoRAs and no groups of dense layers.
 QUICK_HAS = {
     ("experts", "top_k"): {layer.top_k for layer in MIXTURES},
     ("experts", "group"): {layer.group for layer in MIXTURES if layer.group},

@@ -86,7 +86,7 @@ def neighbour(tokens, incoming):
     return gradient(tokens.roll(1), incoming)
 
 
-def stale(view, copies={}):  # noqa: B006 to remember the data of the first call is the fault
+def stale(view, copies={}):  # noqa: B006 the fault is that it remembers the first call's data
     return torch.bitwise_not(copies.setdefault(view.numel(), view.clone()))
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""vLLM 0.33.0 accepts each command line of `vllm serve` that is printed.
+"""vLLM 0.33.0 accepts each command line of `vllm serve` that `models` prints.
 
 vLLM refuses to start if one request of the model's length does not fit into the cache. The tests
-apply vLLM's arithmetic to each line. It is in _max_memory_usage_bytes_from_groups and in its
-callers (_check_enough_kv_cache_memory, get_kv_cache_configs) of v1/core/kv_cache_planning.py,
-with the sizes of v1/kv_cache_interface.py. With VLLM_SOURCE set, vLLM's own code, including its
-argument parser, judges the lines (serve_lines.py).
+apply vLLM's arithmetic to each line. This arithmetic is in _max_memory_usage_bytes_from_groups and
+in its callers (_check_enough_kv_cache_memory, get_kv_cache_configs) of
+v1/core/kv_cache_planning.py, with the sizes of v1/kv_cache_interface.py. With VLLM_SOURCE set,
+vLLM's own code, including its argument parser, judges the lines (serve_lines.py).
 """
 
 import json
@@ -64,8 +64,8 @@ def count_cache_bytes(config: dict, length: int) -> int:
             kinds[page] = kinds.get(page, 0) + 1
     if not kinds:
         return 0
-    # vLLM divides the layers of each kind into groups of equal size: as many layers as the rarest
-    # kind has, or as the most frequent kind has if that is less than 1.5 times as many. The last
+    # vLLM divides the layers of each kind into groups of equal size. This size is the count of the
+    # rarest kind, or that of the most frequent kind if it is less than 1.5 times as large. The last
     # group of a kind is padded.
     size = min(kinds.values())
     if max(kinds.values()) < 1.5 * size:

@@ -23,8 +23,8 @@ from strix_validate.tiers import attention, run_each
 from strix_validate.triton import modes as triton_modes
 
 HALF = torch.float16  # the dtype of sums in kernels that sum in 16 bits
-#: By name: fields of tiled.Kernel, and the start of the name of the check that was written for the
-#: fault, or "" if any check may catch it.
+#: By name: fields of tiled.Kernel, and a prefix of the check that was written for the fault, or ""
+#: if any check may catch it.
 FAULTS: dict[str, tuple[dict, str]] = {
     "scale off by 1 %": ({"scale": 1.01}, ""),
     "causal queries see one key too many": ({"diagonal": 1}, "causal"),
@@ -414,8 +414,8 @@ def run_cached(kernel: tiled.Kernel, tensors: dict, options: dict) -> dict:
 
 
 def turn(kernel: tiled.Kernel, x, tensors: dict, start: int, options: dict, name: str):
-    """Return x (tokens, heads, head_dim) with flash-attn's rotary embedding, by complex numbers."""
-    # The queries of a call that is not causal have one position.
+    """Apply flash-attn's rotary embedding to x (tokens, heads, head_dim), with complex numbers."""
+    # If a call is not causal, all its queries share one position.
     is_one = name == "q" and not options["causal"] and not kernel.rotary_one_by_one
     count = 1 if is_one else len(x)
     cos, sin = (tensors[f"rotary_{n}"][start : start + count].float() for n in ("cos", "sin"))
@@ -514,7 +514,7 @@ def test_planted_faults_are_caught(name):
 
 
 def main(size: Size) -> int:
-    """Print the first checks that catch each fault, and return the number of uncaught faults."""
+    """Print the first checks that fail with each fault; return the number of wrong outcomes."""
     missed = 0
     for name, (fault, _) in {"none": ({}, ""), **FAULTS}.items():
         failed = [x.check.id for x in islice(failures(tiled.Kernel(**fault), size), 3)]

@@ -183,7 +183,7 @@ def test_without_vllm_its_experts_are_not_measured(monkeypatch):
     ],
 )
 def test_what_a_smaller_set_of_kernels_lacks_is_a_skip(build, error, state, tmp_path, monkeypatch):
-    """An error of a missing kernel is a skip only if the set of kernels is known to lack it.
+    """An error about a missing kernel is a skip only if the set of kernels is known to lack it.
 
     A wrong number fails with any set.
     """

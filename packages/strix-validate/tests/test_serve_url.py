@@ -292,7 +292,7 @@ def test_the_check_with_the_largest_costs_is_named():
 
 @pytest.mark.parametrize(("context", "read"), [(8447, 0), (8448, 84_000), (0, 84_000)])
 def test_a_prompt_that_does_not_fit_costs_nothing(context, read):
-    """The check url-recall-8192 needs 256 tokens more. A context of 0 is unknown."""
+    """url-recall-8192 needs a context of 8,192 + 256 tokens. A context of 0 counts as unknown."""
     assert costs.estimate_cost("url-recall-8192", costs.Server(context))[0] == read
 
 
@@ -300,7 +300,7 @@ def test_a_prompt_that_does_not_fit_costs_nothing(context, read):
     "name", [n for n in USER_CHECKS if n not in ("url-bench", "url-questions")]
 )
 def test_the_costs_of_a_check_are_what_it_costs(name, monkeypatch):
-    """A factor of two and 100 or 200 tokens are allowed, because tokens differ between models."""
+    """Estimates may be off by a factor of two and 100 or 200 tokens: tokens differ by model."""
     with serving(drafts=True) as server:
         options = RunOptions(url=f"http://127.0.0.1:{server.server_port}", model="any")
         read, generated = costs.estimate_cost(name, costs.Server(server.context, server.block))

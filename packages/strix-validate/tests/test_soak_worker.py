@@ -166,7 +166,7 @@ def test_copies_are_compared_bit_for_bit(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "copy_", lossy)
     assert copy.step().changed == copy._repeats + 1
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, source: self)
-    assert copy.step().changed == 1  # without copies, only the original is not zeros
+    assert copy.step().changed == 1  # without copies, all tensors except the original are zeros
 
 
 @pytest.mark.parametrize("fault", ["", "logprobs", "usage"])

@@ -201,7 +201,7 @@ def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_gguf_file_whose_attention_vllm_refuses(tmp_path: Path) -> None:
-    """GLM-5's attention chooses tokens, which vLLM refuses whatever the format of the weights."""
+    """vLLM refuses GLM-5's attention, which chooses tokens, whatever the format of the weights."""
     sizes = {"attention.kv_lora_rank": 512, "rope.dimension_count": 64}
     status, output = run(write(tmp_path / "glm.gguf", "glm-dsa", **sizes))
     assert status == 1
@@ -209,7 +209,7 @@ def test_a_gguf_file_whose_attention_vllm_refuses(tmp_path: Path) -> None:
     assert "cannot import name 'dtypes' from 'aiter'" in output
 
 
-#: The keys of Mistral-Small-3.2's params.json that are read.
+#: Those keys of Mistral-Small-3.2's params.json that `models` reads.
 PARAMS = {
     "dim": 5120,
     "n_layers": 40,

@@ -376,7 +376,7 @@ torch.testing.assert_close(out, torch.einsum("hqk,kd->qhd", weights, values), at
 @needs_vllm
 @pytest.mark.parametrize("window", [0, 7])
 def test_values_may_have_another_head_dimension_than_keys(window: int) -> None:
-    """Their kernel has its own launcher, but calls functions that the recipe's patches change."""
+    """The kernel for unequal head dims has its own launcher, but calls functions that we patch."""
     done = subprocess.run(
         [sys.executable, "-c", _UNEQUAL_HEAD_DIMS, SOURCE, str(window)],
         env=os.environ | {"TRITON_INTERPRET": "1"},

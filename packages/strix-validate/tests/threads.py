@@ -54,7 +54,7 @@ def dpkg(*packages: str, status: str = "install ok installed") -> dict[str, str]
 
 
 def torch(site: str, version: str, installer: str = "pip", **facts: str | None) -> dict[str, str]:
-    """Return the files of an installed torch that the doctor reads."""
+    """Return those files of an installed torch that the doctor reads."""
     lines = [f"__version__ = '{version}'"]
     lines += [f"{name}: Optional[str] = {value!r}" for name, value in facts.items()]
     return {

@@ -277,7 +277,8 @@ class Kernel:
 
         Args:
             q, k, v, grad_out: (batch, heads, seqlen, head_dim).
-            keep: For each weight 0 or its factor, for the forward and the backward pass.
+            keep: The weights' dropout factors (0 if dropped), for the forward and the backward
+                pass.
             stale: The output of the previous call.
             needs: The inputs whose gradients are needed.
             alibi: Slopes (batch, heads).

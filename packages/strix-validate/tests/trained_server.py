@@ -31,11 +31,11 @@ OTHER = math.log(OTHERS_SHARE / (V - len(SHARES)))
 TIED = (0.38, 0.37, 0.125, 0.0625)
 #: Number of likeliest tokens that are listed one by one; all other tokens are one group.
 LISTED = 20
-#: Numbers of tokens. The faults `hybrid` and `drafts-cache` confuse longer prompts that begin with
-#: the same tokens.
+#: Prompt lengths above which the faults `hybrid` and `drafts-cache` have an effect. Both faults
+#: tell prompts apart only by this number of first tokens.
 HYBRID = 1600
 DRAFTED = 512
-#: The number of tokens at the end of the context that a fault spoils.
+#: How many tokens at the end of the context a fault spoils.
 END = 64
 WORDS: list[str] = []
 IDS: dict[str, int] = {}
@@ -169,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
                 server.numbered.append(prompt)
                 if len(server.numbered) % 40:
                     return prompt
-                # Each prompt comes twice, so that the previous prompt may be the same.
+                # Each prompt comes twice, so the previous prompt may be the same.
                 return next(p for p in reversed(server.numbered) if p != prompt)
         if fault == "leak" and len(prompt) > 64:
             return shared
@@ -177,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
             with LOCK:
                 return server.states.setdefault(tuple(prompt[:HYBRID]), prompt)
         if fault == "drafts-cache" and len(prompt) > DRAFTED:
-            with LOCK:  # the fault: a repeated prompt loses its last token
+            with LOCK:  # the fault: from the third time on, a prompt loses its last token
                 server.sights[tuple(prompt[:DRAFTED])] += 1
                 count = server.sights[tuple(prompt[:DRAFTED])]
             return prompt[:-1] if count > 2 else prompt

@@ -250,9 +250,8 @@ _NEXT_SLOT = (
 )
 _FIRST_EXPERT = ("tl.load(expert_ids_ptr + pid_m)", "tl.load(expert_ids_ptr)")
 _KV_HEADS = "(num_query_heads // num_queries_per_kv)"
-#: Faults in strides, which have an effect because the server's tensors are slices or interleaved,
-#: and other faults. Most of the others need batches of several tiles, several key heads, or a few
-#: queries.
+#: The faults in strides have an effect because the server's tensors are slices or interleaved. Most
+#: of the other faults need batches of several tiles, several key heads, or a few queries.
 LAYOUT = {
     "queries read as contiguous": (_UNIFIED, *_ROWS, "prefill"),
     "queries read as contiguous in decoding": (_UNIFIED, *_ROWS, "decode"),
