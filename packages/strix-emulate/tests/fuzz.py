@@ -195,7 +195,7 @@ class Writer:
 
 @dataclass
 class Difference:
-    """A kernel that traps or differs from the host. `fault` describes LLVM's fault, if that is the cause."""
+    """A kernel that traps or differs from the host. `fault` is the cause if LLVM is at fault."""
 
     number: int
     level: str
