@@ -35,7 +35,7 @@ TOOLBOX = environ(VIRTUAL_ENV="/opt/venv", CONDA_PREFIX="", PATH="/opt/venv/bin:
     "opt/venv/lib/libamdhip64.so.7": "",
 }
 TOOLBOX_SITE = "opt/venv/lib/python3.13/site-packages"
-#: KFD's node properties on a kernel of any version that has the fixes: it exports cwsr_size.
+#: KFD's node properties on a kernel that has the fixes, whatever its version: it exports cwsr_size.
 FIXED_NODE = {f"{KFD}/1/properties": node(110501, 80, more="cwsr_size 13701120\n")}
 
 
