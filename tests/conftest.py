@@ -24,9 +24,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some tests send SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# GitHub's runners and terminals set these variables. With them, typer would colour and wrap the
-# output that tests read. With a user's PYTHONPATH, a driver that a test starts would import other
-# modules.
+# Users, terminals and GitHub's runners set these variables. PYTHONPATH would make a driver that a
+# test starts import other modules. The others change the colours and the width of typer's output,
+# which tests read.
 for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS", "NO_COLOR", "COLUMNS", "PYTHONPATH"):
     os.environ.pop(name, None)
 # If a user has set this to 1, an expected panic of the bindings would print a stack trace.
@@ -43,8 +43,8 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its folder and its group, and put tests with slow fixtures first.
 
-    xdist runs the tests of a group in one worker. All tests with the same slow fixture are a group.
-    The other tests are grouped by the name of their file.
+    xdist runs the tests of a group in one worker. `groups_by_fixture` has the groups of tests with
+    slow fixtures. The other tests are grouped by the name of their file.
     """
     groups_by_fixture = {
         "built": "checkout",

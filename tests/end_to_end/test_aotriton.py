@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The programs of the aotriton recipe compile, resume, pack and check a few small kernels."""
+"""The programs of the aotriton recipe compile, pack and check small kernels, even after a kill."""
 
 import itertools
 import json
@@ -187,7 +187,8 @@ def test_sample_is_what_the_package_tests_launch() -> None:
     """The variant `sample` has the images that package tests launch.
 
     emulate_images.py and check_api.cc launch fp16 kernels with a head dimension of 64. pytorch's
-    test_with_gpu.py launches causal kernels of the dtypes and head dimensions in the first loop.
+    test_with_gpu.py launches causal kernels of the dtypes and head dimensions in the first loop
+    below.
     """
     patterns = read_sample_patterns()
     families = (check_images.FORWARD, *check_images.BACKWARD, "bwd_kernel_fuse")

@@ -32,7 +32,7 @@ def read_lock(lock: Path) -> str:
 
 
 def test_the_committed_lock(pixi: Pixi, tmp_path: Path) -> None:
-    """Without its lock, pixi writes the committed lock again. `--check` detects a stale lock.
+    """If the lock is deleted, pixi writes the same lock again. `--check` detects a stale lock.
 
     read_lock() leaves out the lines that only newer versions of pixi write.
     """
@@ -72,7 +72,7 @@ def test_a_stack_is_locked(pixi: Pixi, tmp_path: Path, stack: str) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_machine_without_the_gpu_installs_a_stack(tmp_path: Path, stack: str) -> None:
-    """`pixi install --all` installs only the environment that needs no GPU."""
+    """On a machine without a GPU, `pixi install --all` installs only the emulated environment."""
     folder = copy_stack(stack, tmp_path / "stacks")
     manifest = fit(folder / "pixi.toml")
     data = tomllib.loads(manifest.read_text())

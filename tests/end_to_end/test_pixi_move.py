@@ -50,7 +50,7 @@ def make_torch(versions: str) -> str:
 
 
 def list_steps(section: str) -> list[tuple[str, str]]:
-    """Return the steps of a section in order, as a kind and a text.
+    """Return the steps of a section in order, each as a kind and a text.
 
     A fenced block is a step whose kind is its language. An instruction to append the tables is a
     step of the kind "tables", without a text.
@@ -64,7 +64,7 @@ def list_steps(section: str) -> list[tuple[str, str]]:
 
 
 def find_block(section: str, language: str) -> str:
-    """Return the first block of a section in a language."""
+    """Return a section's first block in the given language."""
     return next(text for kind, text in list_steps(SECTIONS[section]) if kind == language)
 
 
@@ -183,7 +183,7 @@ class User:
         self.manifest.write_text(f"{old}\n{text}")
 
     def run(self, line: str, code: int | None = 0, **environment: str) -> str:
-        """Run a line of docs/move.md, require its exit code, and return what it printed."""
+        """Run a line of docs/move.md, require this exit code, and return what pixi printed."""
         words = shlex.split(line.replace("3.12", PYTHON), comments=True)
         if words[0] != "pixi":
             subprocess.run(words, cwd=self.folder, check=True)

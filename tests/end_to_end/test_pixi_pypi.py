@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A real pixi adds PyPI packages to a workspace with our pytorch, in every order of commands.
+"""A real pixi adds PyPI packages to a workspace with our pytorch, in several orders of commands.
 
 Our pytorch stays. If a package cannot use it, the solve fails, and the message names what the
 package requires.
@@ -75,7 +75,7 @@ class User:
     folder: Path
 
     def __call__(self, line: str, code: int | None = 0) -> str:
-        """Run `pixi LINE`, require its exit code, and return what it printed."""
+        """Run `pixi LINE`, require this exit code, if any, and return what pixi printed."""
         command, *arguments = line.split()
         if command in WITHOUT_INSTALL and "--no-install" not in arguments:
             arguments.insert(0, "--no-install")
@@ -136,7 +136,7 @@ def read_table(name: str) -> str:
 
 
 def make_packages(folder: Path, *names: str) -> Source:
-    """Make a channel of packages of one file, named as our packages or those of conda-forge."""
+    """Make a channel with a package of one file for each name, which is ours or conda-forge's."""
     versions = {"pytorch": "2.13.0", "triton": "3.7.1", "torchvision": "0.28.0", "python": "3.12.5"}
     source = Source(folder, CHECKOUT / "recipes")
     for name in names:
@@ -213,7 +213,7 @@ def test_ours_stays(
 def test_without_the_tables(tmp_path: Path, index: str, commands: list[str]) -> None:
     """Without the tables of docs/pypi.md, pixi locks PyPI's torch over ours.
 
-    This shows that the tests above can fail. It makes no difference whether a lock exists before
+    This shows that the tests above can fail. It makes no difference whether `pixi lock` runs before
     `pixi add --pypi`.
     """
     make_packages(tmp_path / "ours", "pytorch", "triton")

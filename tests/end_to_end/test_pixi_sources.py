@@ -166,7 +166,7 @@ def test_built_and_installed(release: Release, tmp_path: Path) -> None:
 
 
 def test_every_output_is_built_and_installed(conda_forge: str, tmp_path: Path) -> None:
-    """pixi builds and installs every output of several recipes, each with only its variant keys."""
+    """pixi builds every output of several recipes from source and installs it."""
     root = tmp_path / "checkout"
     sources = tmp_path / "pypi-sources"
     folder = tmp_path / "mine"

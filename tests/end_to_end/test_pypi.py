@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""pip keeps our torch when it installs a package that requires torch into a stack."""
+"""pip keeps a stack's torch when it installs a package that requires torch."""
 
 import json
 import subprocess

@@ -96,8 +96,8 @@ def run_in_stack(name: str, root: Path, *words: str) -> dict[str, Any]:
     Args:
         name: The stack.
         root: The checkout.
-        words: An option of Python and the program, then the program's arguments. The stack's folder
-            is passed before them.
+        words: An option of Python, the program, and the program's arguments. The program gets the
+            stack's folder as an additional first argument.
     """
     forge("lock", name, root=root)
     forge("install", name, root=root)

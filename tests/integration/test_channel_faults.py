@@ -79,7 +79,7 @@ def require_chain(hub: Hub, published_hub: Hub) -> None:
 
 
 def test_caches_that_are_too_large(hosting: Hosting, published_hub: Hub) -> None:
-    """GitHub does not keep a cache that is too large. Without it, the next job makes the files."""
+    """GitHub does not keep a cache that is too large. Without it, the next job compiles again."""
     hub = hosting.hub("large-hub", hosting.copy_source("large", CHAIN))
     hub.cache_limit = 10
     hub.stops = {"pytorch-1 / build": ("pytorch-install", "time")}
@@ -105,7 +105,7 @@ def test_a_failure_beside_the_sdk(hosting: Hosting) -> None:
 
 
 def test_an_sdk_that_fails(hosting: Hosting) -> None:
-    """A job that needs the SDK ends at once with the reason, and nothing is published."""
+    """If the SDK fails, the next job ends at once with the reason, and nothing is published."""
     source = hosting.copy_source("no-sdk", CHAIN)
     (source / "recipes/rocm-sdk/build.sh").write_text("exit 1\n")
     hub = hosting.hub("no-sdk-hub", source)
@@ -170,7 +170,7 @@ def test_a_file_that_never_arrived(part: str, hosting: Hosting, published_hub: H
     ],
 )
 def test_an_artifact_that_is_damaged(fault: str, hosting: Hosting, published_hub: Hub) -> None:
-    """The log names the damaged artifact, and only undamaged packages are published.
+    """The log names the package that is damaged or missing, and only good packages are published.
 
     The next run builds the missing packages.
     """

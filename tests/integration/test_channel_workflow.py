@@ -177,7 +177,7 @@ def test_a_push_builds_what_it_changed(hosting: Hosting, published_hub: Hub) -> 
 
 
 def test_what_cannot_be_built_costs_what_needs_it(hosting: Hosting, published_hub: Hub) -> None:
-    """If a recipe cannot be built, only its dependents are not built, and the rest is published.
+    """If a recipe cannot be built, its dependents are not built either. The rest is published.
 
     One recipe requires a package that conda-forge lacks. The build of another recipe fails.
     """
@@ -310,7 +310,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_else_is_promoted(fault: str, hosting: Hosting, published_hub: Hub) -> None:
-    """No package is promoted if a check fails, or if another file was validated."""
+    """No package is promoted if a check fails, or if the fetched file is not the validated one."""
     old, new, results = FAULTS[fault]
     assert old in hosted.PIXI
     hub = hosting.hub(f"fault-{fault}", after=published_hub)

@@ -97,7 +97,7 @@ def call_functions(library: Path) -> subprocess.CompletedProcess[str]:
 
 
 def make_stubs(lib: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the program that makes stubs on a wheel with the libraries in `lib`."""
+    """Run stub_cuda_libraries.py on a wheel that has the libraries in `lib`."""
     files = {f"torch/lib/{path.name}": path.read_bytes() for path in lib.iterdir()}
     wheel = write_wheel(folder.parent, "torch", files=files)
     pyelftools = Path(sys.modules["elftools"].__path__[0]).parent
@@ -107,7 +107,7 @@ def make_stubs(lib: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_stubs_stand_for_the_libraries(torch: Path, tmp_path: Path) -> None:
-    """torch's library loads only with the stubs, whose functions return that there is no GPU."""
+    """torch's library loads only with the stubs, whose functions return the error for no GPU."""
     cuda = torch / "libtorch_cuda.so"
     done = call_functions(cuda)
     assert done.returncode and "libcufake.so.13: cannot open shared object" in done.stderr
@@ -144,7 +144,7 @@ def test_a_stub_defines_nothing_else(torch: Path) -> None:
     "name", ["libcuda.so.1", "libnvidia-ml.so.1", "libstdc++.so.6", "libquadmath.so.0"]
 )
 def test_what_is_not_in_nvidias_wheels_is_not_stubbed(name: str) -> None:
-    """Libraries of the driver and of the machine get no stub, which would hide the real library."""
+    """Libraries of the driver and of the machine get no stub: it would hide the real library."""
     library = stubs.Library([name], set(), [("init", "FUNC", "", ""), ("sinq", "FUNC", name, "Q")])
     assert stubs.plan_stubs({"libcaffe2_nvrtc.so": library}) == {}
 

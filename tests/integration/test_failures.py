@@ -362,7 +362,7 @@ def test_a_named_pipe_in_a_package(project: MiniProject) -> None:
 
 
 def test_one_bad_recipe_source_or_patch_fails_alone(project: MiniProject, tmp_path: Path) -> None:
-    """A bad recipe, source or patch makes only its own recipe fail. Other recipes are built."""
+    """A bad recipe, source or patch stops only its recipe and the recipes that require it."""
     (project.root / "build" / "sources").unlink()
     archive = tmp_path / "demo-1.0.tar.gz"
     archive.write_bytes(b"an error page")

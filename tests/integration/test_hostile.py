@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Malicious packages, indexes, locks and caches are refused, and nothing outside is changed."""
+"""Malicious packages, indexes, locks and caches change nothing outside of the environment."""
 
 import fcntl
 import json

@@ -103,7 +103,7 @@ def test_what_is_built_for_each_python_is_what_was_planned(tmp_path: Path) -> No
 
 
 def test_an_output_for_several_pythons_is_built_once() -> None:
-    """A recipe is not built for each Python if one of its outputs is for all Pythons."""
+    """A recipe is built once for all Pythons if one of its outputs does not depend on Python."""
     for_python = {"build_configuration": {"variant": {"python": "3.12"}}}
     for_all = {"build_configuration": {"variant": {}}}
     assert Step(None, {}, rendered=[for_python, for_python]).pythons() == ["3.12"]

@@ -138,7 +138,7 @@ class Case:
     def run(self, command: str, call: int = 0) -> Ended:
         """Run a command. If `call` is not 0, kill its process group at the call of that number.
 
-        The calls are counted as in faults.c.
+        faults.c counts the calls. In the case "stop", the signal is SIGALRM.
         """
         self.counts.write_bytes(bytes(8))
         if not call:

@@ -180,7 +180,7 @@ def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
 
 
 def test_recipes_and_stacks_say_which_wheels_there_are(tmp_path: Path) -> None:
-    """The channel gets a wheel for each requirement of recipes and stacks that pip can read.
+    """For each requirement that pip can read, in recipes and stacks, the channel gets a wheel.
 
     Packages that a recipe or another part of the channel provides need no wheel.
     """
@@ -223,7 +223,7 @@ tests: [{script: x, requirements: {run: [matplotlib-base, "pytorch ${{ pytorch }
 
 
 def test_a_folder_of_wheels_that_an_earlier_run_filled(tmp_path: Path) -> None:
-    """The version that pip has chosen is used, even if the folder has a newer version."""
+    """The version that pip has chosen is used, even if the folder of wheels has a newer one."""
     for version in ("79.0.1", "81.0.0"):
         write_wheel(tmp_path, "setuptools", version)
     wheels = conda_forge.read_wheels({"setuptools": Version("79.0.1")}, tmp_path)
@@ -304,7 +304,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
 
 @pytest.fixture
 def launcher(place: checkout.Place) -> Path:
-    """The launcher of the compilers and the linker of a thin torch."""
+    """The program thin.sh, which launches a thin torch's compilers and linker."""
     place.apply_overlay(thin_torch)
     return place.root / thin_torch.FOLDER / "thin.sh"
 
@@ -413,7 +413,7 @@ def test_a_thin_torch_says_what_it_lacks(place: checkout.Place) -> None:
 def test_device_code_for_the_files_that_are_named(
     launcher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the HIP files of the library torch_hip, only the named ones are compiled.
+    """Of the HIP files of the library torch_hip, only those in DEVICE_CODE are compiled.
 
     Each other HIP file of torch_hip becomes an object with an empty code object, which is made only
     once. HIP files of other libraries are compiled.
@@ -446,7 +446,7 @@ def test_device_code_for_the_files_that_are_named(
 def test_device_code_for_a_few_files_of_vllm(
     place: checkout.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HIP files of vLLM that are not named are compiled for the host only.
+    """HIP files of vLLM that are not in DEVICE_CODE are compiled for the host only.
 
     They get an empty code object, which is made only once.
     """

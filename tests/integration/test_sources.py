@@ -39,7 +39,7 @@ class Upstream:
     Attributes:
         folder: The folder that it serves.
         url: Its URL.
-        requests: The path and the first byte of each request.
+        requests: The path of each request, and the number of the first byte that it asks for.
         cut: The number of bytes after which the next download breaks off, or None.
     """
 
@@ -359,7 +359,7 @@ def test_import_refuses_other_bytes(private: MiniProject, exported: Path) -> Non
 
 
 def test_our_patches_apply() -> None:
-    """Our patches apply to sources from PyPI. Patches of other sources need not be attempted."""
+    """Our patches apply to sources from PyPI. Other sources may be impossible to fetch here."""
     output = forge("patches", "check")
     assert re.search(r"^flash-attn: \d+ patches: applies$", output, re.M)
     for line in output.splitlines():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""With `--stop-after`, a build ends in order when its time is up, and the next run completes it.
+"""With `--stop-after`, a build ends cleanly when its time is up, and the next run completes it.
 
 The tests do not wait for the timer. A script sends the driver the signal that the timer would send.
 """
@@ -299,9 +299,9 @@ def test_what_stays_of_a_stopped_build(is_same: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_run_that_is_stopped_before_its_script(has_begun: bool, tmp_path: Path) -> None:
-    """The tree of a stopped run survives a run that is stopped before its script takes the tree.
+    """The tree of a stopped run stays if the next run is stopped before its script begins.
 
-    The script moves the tree, so a tree that is left after that may be incomplete.
+    The script moves the tree. If it has begun, the tree may be incomplete, and is removed.
     """
     job = {"action": "build"}
     for name in ("job.json", "stopped/.done-prepare"):

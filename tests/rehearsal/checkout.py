@@ -228,7 +228,7 @@ class Place:
         return f"overlay/{module.FOLDER}: {note}\n"
 
     def _allow_mark_in_requirements(self) -> list[str]:
-        """Change requirements of torch with the build string `rocm*` to accept REHEARSED before it.
+        """Replace `rocm*` by `*rocm*` in requirements of torch, so that they accept REHEARSED.
 
         Returns:
             The names of the changed files.
@@ -354,7 +354,7 @@ class Place:
             costs.write(f"{line}\n")
 
     def require_own_target(self, words: list[str]) -> None:
-        """Raise Refused unless every --to of a command names a folder of this rehearsal."""
+        """Raise Refused unless a command has --to, and each --to is in this rehearsal's folder."""
         targets = [word.removeprefix("--to=") for word in words if word.startswith("--to=")]
         targets += [value for option, value in itertools.pairwise(words) if option == "--to"]
         is_inside = [Path(target).resolve().is_relative_to(self.folder) for target in targets]

@@ -298,8 +298,8 @@ def make_output(
             "string": build,
             "script": [f'cp -a "{files}/." "$PREFIX/"'],
             "dynamic_linking": {
-                # With relative RPATHs, as in conda-forge's packages, a library finds the libraries
-                # that it requires in the prefix, and not on this machine.
+                # With relative RPATHs, as in conda-forge's packages, a library loads the prefix's
+                # libraries, and not those of this machine.
                 "binary_relocation": ["lib/*.so*", "bin/python*"],
                 "overlinking_behavior": "ignore",
             },
@@ -379,7 +379,7 @@ def build(outputs: list[dict[str, Any]], work: Path, subdir: Path) -> None:
 
 
 def convert_wheels(specs: Iterable[str], cache: Path, subdir: Path) -> Iterable[Path]:
-    """Convert the wheels that satisfy specs to packages, and yield the new packages.
+    """Make packages from the wheels that satisfy `specs`, and yield the new packages.
 
     Args:
         specs: Specs with conda-forge's names, in the form that pip reads.

@@ -149,7 +149,7 @@ def link_stub(path: Path, soname: str) -> None:
 
 
 def read_needed(path: Path) -> set[str]:
-    """Return DT_NEEDED of a file, which is empty if it is not an ELF file."""
+    """Return the names in DT_NEEDED of a file. A file that is not an ELF file has none."""
     with path.open("rb") as stream:
         if stream.read(4) != b"\x7fELF":
             return set()

@@ -12,7 +12,7 @@ Edits = list[tuple[str, str, str]]
 FOLDER = "recipes/pytorch"
 OPTIONS = f"{FOLDER}/options.sh"
 CHECK = f"{FOLDER}/check_configuration.py"
-# CMake options that are switched off.
+# CMake options that are switched off, in addition to USE_KINETO and USE_MKLDNN.
 OFF = ["USE_FBGEMM", "USE_XNNPACK", "USE_NNPACK", "USE_PYTORCH_QNNPACK", "USE_MIMALLOC"]
 NO_AVX = (
     "C_AVX_FOUND=OFF C_AVX2_FOUND=OFF C_AVX512_FOUND=OFF "

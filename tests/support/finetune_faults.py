@@ -190,7 +190,7 @@ def run_example(*words: object) -> str:
 
 
 def run_examples() -> dict[str, str]:
-    """Return the result of example.py for each input, and the number of trained adapters."""
+    """Return the object `recipe` that the module's docstring describes."""
     folder = SCRATCH / "model"
     out = SCRATCH / "adapter"
     save_model(folder)

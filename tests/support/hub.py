@@ -121,7 +121,7 @@ class Use:
     log: Callable[[str], None]
 
     def take(self, name: str, default: str = "") -> str:
-        """Remove an input and return it. An input that no action takes is unsupported."""
+        """Remove an input and return it. use_action refuses the inputs that remain."""
         return str(self.inputs.pop(name, default))
 
 

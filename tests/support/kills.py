@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A marker for tests that kill many processes. They run if FORGE_KILLS is set, as at night."""
+"""A marker for tests that take minutes. They run if FORGE_KILLS is set, as it is at night."""
 
 import os
 

@@ -74,7 +74,7 @@ class Machine:
         with disk.open("wb") as file:
             file.truncate(self.size)
         make = ["mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=0,root_owner", disk]
-        # With `discard`, the space of removed files becomes free on this machine's disk too.
+        # With `discard`, the space of removed files becomes free on the host's disk too.
         mount = ["mount", "-o", "loop,discard", disk, self.folder]
         can_mount = os.geteuid() == 0 and shutil.which("mkfs.ext4")
         codes = []

@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def view(words: Namespace, folder: Path) -> int:
-    """Print the names of the files of a release that were uploaded completely."""
+    """Print the names of the completely uploaded files of a release."""
     assert (words.json, words.jq) == ("assets", UPLOADED)
     for path in sorted(folder.glob("[!.]*")):
         if not path.name.endswith(STARTED):

@@ -47,7 +47,7 @@ def lint_file(path: Path, text: str) -> list[str]:
     body = head.partition("\n\n")[2].partition("Upstream-Status")[0]
     subject = fields.get("Subject", "")
     status = fields.get("Upstream-Status", "").split(" ")[0]
-    # Whether the patch follows each rule, by the message for a patch that does not follow it.
+    # Each rule is true if the patch follows it. The key is the message for a patch that does not.
     rules = {
         "not in git format-patch form": re.match(FORM, text),
         "the subject does not start with [PATCH]": subject.startswith("[PATCH] "),

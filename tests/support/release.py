@@ -137,7 +137,7 @@ def run(
 
 
 def host_bound(path: Path) -> list[str]:
-    """Return the packages in a channel, a lock or an environment that the host base built."""
+    """Return the host-bound packages in a channel, a lock or an environment."""
     if path.is_file():
         return [line.strip() for line in path.read_text().splitlines() if HOST_BOUND in line]
     names: set[str] = set()

@@ -54,8 +54,8 @@ MAPPING = "https://conda-mapping.prefix.dev"
 
 # The stubs, `NAME VERSION [BUILD]`, and their requirements. Each stub has one text file, which
 # suffices to solve and install. The first part of the list, up to zizmor, replaces packages that
-# PyPI lacks, that are very large, that no test can build, or that are linters. In the second part,
-# a stub has conda-forge's name of a package that has another name on the host base or on PyPI.
+# PyPI lacks, that are very large, that no test can build, or that are linters. The second part
+# gives conda-forge's names to packages that have other names on the host base or on PyPI.
 STUBS = {
     "actionlint 1.7.12": [],
     "amd-aiter 0.1.20": [],

@@ -90,7 +90,7 @@ class Run:
         """Run all jobs if the event starts the workflow, and return their results by name.
 
         Args:
-            event: The name of the event. A push is one to the branch main.
+            event: The name of the event. A push is always to the branch main.
             changed: The files that a push changed.
         """
         self.event = event

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""How the driver chooses a base, with and without an answer from conda-forge, and its Pythons."""
+"""The choice of a base, with and without an answer from conda-forge, and the Pythons of a base."""
 
 from pathlib import Path
 

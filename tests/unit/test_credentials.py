@@ -88,7 +88,7 @@ def publish(to: str) -> None:
     ids=range(8),  # Otherwise the tests' names would have the secret.
 )
 def test_what_is_no_address_of_a_channel(url: str, message: str) -> None:
-    """Every reader of a channel's URL refuses it, with a message that does not have the secret."""
+    """`publish` and Location refuse such a URL, with a message that does not have the secret."""
     for reader in (publish, Location):
         with pytest.raises(ForgeError, match=message) as error:
             reader(url)

@@ -204,7 +204,7 @@ def test_the_validator_understands_every_line(line: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
 def test_a_clone_is_of_the_address_that_the_reader_has(page: Path) -> None:
-    """No page states where this repository is hosted."""
+    """No `git clone` on a page states where this repository is hosted."""
     for address in re.findall(r"git clone ((?:-\S+ )*\S+)", page.read_text()):
         assert "strix-forge" not in address, address
 

@@ -139,7 +139,8 @@ def test_what_solves_is_not_named(mini: MiniProject, solve: Solve) -> None:
 def test_a_missing_package(mini: MiniProject, solve: Solve, kind: str) -> None:
     """A recipe that requires a missing package is not built, and neither are its dependents.
 
-    It does not matter whether the dependents need the recipe to build, to run or for a test.
+    The missing package may be in any environment of the recipe. A dependent may need the recipe to
+    run, or only for a test.
     """
     recipe(mini, "alpha", **{kind: ["delta >=1", "gamma"]})
     recipe(mini, "beta", run=["alpha"])
@@ -277,8 +278,8 @@ def test_what_a_compiler_exports_is_required_of_host_and_run(
 def test_what_a_host_package_exports_is_required_to_run(mini: MiniProject, solve: Solve) -> None:
     """The run_exports of conda-forge's packages and of ours are required.
 
-    beta requires alpha by alpha's run_exports, and alpha requires library >=3 by those of library.
-    gamma conflicts with this.
+    Because of run_exports, beta requires alpha, and alpha requires library >=3. gamma conflicts
+    with this.
     """
     recipe(mini, "alpha", host=["library"], run_exports=["alpha <2"])
     recipe(mini, "beta", host=["alpha"], run=["gamma"])

@@ -48,7 +48,7 @@ def find_dead_links(page: Path) -> list[str]:
 
 
 def check_page(name: str, page: str) -> list[str]:
-    """List the faults of a page as evidence for the state of a package."""
+    """List the reasons why a page is not evidence for the state of a package."""
     path, _, anchor = page.partition("#")
     file = CHECKOUT / path
     if not file.is_file():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """If a system call fails, or the driver is killed at a system call, nothing is lost.
 
-A test selects the N-th call of a kind whose path contains some text (support/faults.c).
+A test selects a call by its kind, a part of its path, and its number (support/faults.c).
 """
 
 import errno

@@ -13,7 +13,7 @@ REQUIREMENT = re.compile(r'^([\w.-]+) = ".*>=.*"(.*)$')
 
 
 def find_unexplained(text: str, ours: set[str]) -> list[str]:
-    """Return the packages of others that have a lower bound without a comment."""
+    """Return the packages, except `ours`, that have a lower bound without a comment."""
     exempt = {*ours, "requires-pixi"}
     result = []
     for line in text.splitlines():

@@ -101,7 +101,7 @@ PATH_PARAMETERS: dict[tuple[str, str], Callable[[Call], tuple[list[str], str]]] 
 
 
 def list_path_parameters(function: Callable[..., Any]) -> Iterator[str]:
-    """Yield each parameter that is a path by its type, or DIR or URL in the help."""
+    """Yield each parameter whose type is a path, or which the help shows as DIR or URL."""
     for name, parameter in inspect.signature(function).parameters.items():
         options = getattr(parameter.annotation, "__metadata__", ())
         is_path_in_help = any(option.metavar in ("DIR", "URL") for option in options)

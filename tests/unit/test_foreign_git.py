@@ -127,7 +127,7 @@ class Hostile:
         """Add the repository to the cache and use it, and require that its program never runs.
 
         Args:
-            is_accepted: Whether the cache has to accept the repository. If not, it must refuse it.
+            is_accepted: Whether the cache must accept the repository. Otherwise it must be refused.
         """
         if is_accepted:
             assert self.cache.add(self.repository, [self.source]) == self.source
@@ -205,7 +205,7 @@ def test_configuration_in_the_cache(hostile: Hostile, name: str) -> None:
 
 
 def use_git_file(hostile: Hostile) -> None:
-    """Move .git elsewhere, and replace it by a file with its path, as in a submodule."""
+    """Move .git elsewhere, and replace it by a file that names the new path, as in a submodule."""
     hostile.git_folder.rename(hostile.folder / "elsewhere")
     hostile.git_folder.write_text(f"gitdir: {hostile.folder}/elsewhere\n")
 

@@ -29,7 +29,7 @@ COPIES += [f"stacks/{stack}/pixi.toml" for stack in STACKS]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the files with the names in generated text, and a recipe that states the names."""
+    """A copy of the files with generated tables of names, and a recipe that states the names."""
     for name in ("variants.yaml", *COPIES):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, tmp_path / name)
@@ -51,7 +51,7 @@ def find_stale(project: Path) -> list[str]:
 
 
 def parse_manifests(text: str) -> list[dict[str, Any]]:
-    """Return the data of the manifests in a text: of each one in a page, or of the text itself."""
+    """Return the data of each manifest in a page, or of a text that is itself a manifest."""
     blocks = text.split("```toml\n")[1:] if "```toml" in text else [text]
     parsed = [tomllib.loads(block.split("\n```")[0]) for block in blocks]
     return [data.get("tool", {}).get("pixi", data) for data in parsed]
@@ -137,8 +137,8 @@ def test_several_stacks_keep_their_tables() -> None:
 def test_versions_of_our_packages_are_replaced() -> None:
     """In a manifest, the recipe's version replaces the old version of our package.
 
-    It is cut to the number of parts of the old version. Lines without a version of our package are
-    not changed.
+    The new version is cut to as many parts as the old one has. Lines without a version of our
+    package are not changed.
     """
     recipe = SimpleNamespace(output_names=["alpha", "libalpha"], version="2.14.1.post3")
     unchanged = 'beta = "1.2.*"\nalpha = "*"\nalpha = ">=1.2"\nmy-alpha = "1.2.*"\n'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reading foreign files and servers ends at a limit of bytes."""
+"""Reading from foreign files and servers ends at a limit of bytes."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -176,7 +176,7 @@ FORMS = {
 
 
 def test_a_copy_asks_pypi_for_nothing(tmp_path: Path) -> None:
-    """The driver's copy of a manifest has no requirements of PyPI.
+    """The driver's copy of a manifest requires nothing from PyPI.
 
     pixi would ask a server for the PyPI names of packages, and packages of the host base have none.
     """
@@ -282,7 +282,7 @@ def test_an_environment_is_for_one_platform(manifest: Path) -> None:
 def test_a_stack_is_for_every_machine(manifest: Path) -> None:
     """A copy of a stack has the same meaning on any machine.
 
-    It states gfx1151, our channel first and strict priority.
+    It states the GPU gfx1151, strict channel priority, and our channel before conda-forge.
     """
     workspace = tomllib.loads(manifest.read_text())["workspace"]
     assert workspace["channels"] == [PUBLISHED, "conda-forge"]
@@ -340,7 +340,7 @@ def test_a_stack_is_locked_for_the_gpu_that_is_asked_for(
 
 
 def test_the_copy_of_a_stack_has_the_programs_of_its_tasks(tmp_path: Path) -> None:
-    """pixi runs a task in the folder of the manifest, which for `forge run` is that of the copy."""
+    """The copy has the programs of the tasks, because pixi runs a task in the manifest's folder."""
     for name in ("variants.yaml", "recipes", "stacks"):
         (tmp_path / name).symlink_to(CHECKOUT / name)
     programs = []

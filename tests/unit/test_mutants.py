@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Mutated manifests, locks, recipes, variants and notes give correct content or one error message.
 
-A mutated recipe is also planned, and from a mutated lock an installation is prepared.
+The tests also plan a mutated recipe, and prepare an installation from a mutated lock.
 """
 
 import contextlib
@@ -180,7 +180,7 @@ def mini(tmp_path: Path) -> MiniProject:
 
 
 def make_plan(mini: MiniProject) -> list[Step]:
-    """Plan the recipes, and read everything of them that a build reads."""
+    """Plan the recipes, and read all parts of the recipes that a build reads."""
     project = Project.at(mini.root)
     recipes = RecipeSet(project, bases.load(project, "conda-forge"))
     steps = recipes.plan(LocalChannel(mini.channel))

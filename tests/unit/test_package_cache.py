@@ -107,7 +107,7 @@ def test_what_is_there_is_not_unpacked_again(
 ) -> None:
     """A package in the cache is not unpacked again.
 
-    To unpack it again could take gigabytes for each test.
+    Otherwise each test of a package could take gigabytes of disk space.
     """
     cache.offer(archive)
     monkeypatch.setattr(cache, "unpack", lambda *_: pytest.fail("unpacked"))

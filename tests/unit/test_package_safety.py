@@ -135,7 +135,7 @@ def test_hostile_info(members: list[Member], message: str, tmp_path: Path) -> No
 def test_console_script_outside_of_bin(script: str, tmp_path: Path) -> None:
     """A console script with a path is refused.
 
-    An installer would make it at that path, from info/link.json only.
+    An installer would make the script at that path, which only info/link.json names.
     """
     text = {"noarch": {"type": "python", "entry_points": [f"{script} = a:main"]}}
     built = package(tmp_path, GOOD, info=[file("info/link.json", json.dumps(text).encode())])

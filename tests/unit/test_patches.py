@@ -194,7 +194,7 @@ def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
 
 
 def test_source_out_of_reach(patched: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the source cannot be fetched, the check is not attempted, which --strict reports."""
+    """A check whose source cannot be fetched is not attempted. --strict makes this exit code 3."""
     for archive in patched.source_cache.folder.rglob("*.tar.gz"):
         archive.unlink()
     assert patched.check()[0] == "not attempted"

@@ -24,8 +24,7 @@ PINS: dict[str, list[str]] = yaml.safe_load(VARIANTS.read_text())
 # Keys that are not compared. conda-forge does not have the key, or a build with its value adds no
 # requirement to a package.
 OURS = {"python_min", "pytorch_build", "sources_from", "c_compiler", "cxx_compiler", "c_stdlib"}
-# By the key of a pin: the package that run_exports add as a requirement, if it has another name
-# than the key.
+# The packages that run_exports add as requirements, by the key of the pin, where the names differ.
 EXPORTED = {
     "python": "python_abi",
     "liblzma_devel": "liblzma",

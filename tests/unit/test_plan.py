@@ -265,7 +265,7 @@ def test_one_bad_recipe_among_others(mini: MiniProject, case: str) -> None:
 def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> None:
     """An edit of the host base is a reason to build only the recipes that use the base.
 
-    The inputs of the base decide. So the plan is the same before and after the base is made.
+    The plan depends on the inputs of the base, so it is the same before and after it is made.
     """
     mini.recipe("alpha", run=["python"])
     mini.recipe("beta")

@@ -130,9 +130,9 @@ def test_the_end_of_a_job(
 
 @pytest.mark.parametrize(("name", "counts"), [("PREFIX", True), ("PWD", False), ("OLDPWD", False)])
 def test_a_person_works_in_the_folder_of_a_job(name: str, counts: bool, tmp_path: Path) -> None:
-    """A daemon of a job is known by its environment, but not by the folder in which it started.
+    """A daemon of a job is recognized by its environment, except by PWD and OLDPWD.
 
-    A person's editor has this folder in its environment too, and must not be killed.
+    A person's editor may have the job's folder in these two variables, and must not be killed.
     """
     variables = {name: str(tmp_path / "bld")}
     with subprocess.Popen(["/bin/sleep", "600"], env=variables) as process:
@@ -223,8 +223,8 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
     staging = b"+ make\n"
     first = b"+ one\n"
     second = b"+ two\n"
-    # Moments at which the follower may read: before the copy of the staging's log exists, or after,
-    # and the content of the script's own log.
+    # Moments at which the follower may read, each with the content of the script's own log. The
+    # copy of the staging's log exists from the first moment "copy" on.
     moments = [("script", b""), ("script", staging)]
     moments += [("copy", b""), ("copy", b""), ("copy", staging[:3]), ("copy", staging + first)]
     moments += [("copy", b""), ("copy", staging + second)]
@@ -245,7 +245,7 @@ def test_a_stagings_output_is_said_once_whenever_it_is_looked_for(tmp_path: Path
             script.write_bytes(text)
             if is_read:
                 follower.copy_new()
-        # The follower misses the first output's log if the next log replaces it first.
+        # The follower misses the first output's log if the next log replaces it before any read.
         has_first_output = any(reads[3:6])
         expected = staging + first + second if has_first_output else staging + second
         assert log.read_bytes() == expected, reads

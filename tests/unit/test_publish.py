@@ -476,7 +476,7 @@ LISTS = [
 
 @pytest.mark.parametrize("text", LISTS)
 def test_a_damaged_list_of_withdrawals(text: str, source: Source, target: Path) -> None:
-    """A damaged list is an error: it is not read as an empty list, and no name in it is a path."""
+    """A damaged list is an error. It is not read as empty, and no name in it is used as a path."""
     dist = source.make("alpha")
     PublishedChannel(target).publish(source)
     (target / static.WITHDRAWN).write_text(text)
@@ -556,7 +556,7 @@ def test_gate_holds_packages_against_their_notes(source: Source, target: Path) -
 
 
 def test_published_name_keeps_its_bytes(source: Source, target: Path, tmp_path: Path) -> None:
-    """A file of the same name and other content is refused, once a name is published.
+    """Once a name is published, a file of that name with other content is refused.
 
     This also holds if the first publication was killed before its index had the file.
     """

@@ -281,7 +281,7 @@ def test_compiler_without_headers(build: Build) -> None:
 
 
 def test_resumes_where_it_failed(build: Build) -> None:
-    """A build that was killed goes on where it was.
+    """A build whose compilation failed goes on with the compilation.
 
     The compilation takes hours. hipify rewrites the tree, so it must not run again.
     """
@@ -296,7 +296,7 @@ def test_resumes_where_it_failed(build: Build) -> None:
 
 
 def test_goes_on_in_the_tree_of_a_stopped_run(build: Build, tmp_path: Path) -> None:
-    """The driver keeps the tree of the stopped run and unpacks the source again."""
+    """The next run goes on in the old tree, although the driver has unpacked the source again."""
     shutil.copytree(build.source, tmp_path / "unpacked", symlinks=True)
     marker = build.write("fail-compile", "")
     build.run(code=1)

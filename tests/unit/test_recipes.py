@@ -75,7 +75,7 @@ ANY_TORCH = {"strix-validate"}
 
 
 def test_a_package_is_not_tested_with_what_costs_more(either: RecipeSet) -> None:
-    """A package's tests require no package that takes longer to build than it and its needs.
+    """Tests require no package that takes longer to build than the tested package and its needs.
 
     Packages that take up to TOOLS hours, and tests of the packages in ANY_TORCH, are excepted. A
     package enters the channel only after everything that its tests require.

@@ -108,8 +108,8 @@ def test_a_value_of_another_project_is_not_set() -> None:
     """Activation sets no MIOPEN_DEBUG variable. docs/rocm.md explains each variable that it sets.
 
     Other projects set some MIOPEN_DEBUG variables to disable solvers. With these variables, MIOpen
-    would have too few solvers on gfx1151, as docs/rocm.md explains. The scripts have the values of
-    our variables, and only docs/rocm.md has the reasons for users.
+    would have too few solvers on gfx1151, as docs/rocm.md explains. The scripts set our variables,
+    and docs/rocm.md tells users why.
     """
     texts = "".join(file.read_text() for file in (RECIPE / "activation").iterdir())
     assert "MIOPEN_DEBUG" not in texts

@@ -261,7 +261,7 @@ def unknown_constraints(constraints: dict[str, list[str]], names: set[str]) -> s
 
 
 def test_each_constraint_is_on_a_package_that_exists(rendered: Rendered, solver: Solver) -> None:
-    """Each constraint names a package that exists, because another one would exclude nothing.
+    """Each constraint names a package that exists. Any other constraint would exclude nothing.
 
     rocm-sdk-core once constrained the feedstock `hip`, which did not exclude hip-runtime-amd.
     """

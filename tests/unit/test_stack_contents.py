@@ -10,7 +10,7 @@ from support.project import CHECKOUT, STACKS
 
 from forge.envs.manifest import Manifest
 
-# The beginnings of the names of packages for a screen, a printer, a sound card or another vendor's
+# How package names begin if a package is for a screen, a printer, a sound card or another vendor's
 # GPU.
 UNNEEDED = re.compile(
     r"(qt|pyqt|pyside|gtk|xorg-|libx11|cups|cairo|pango|fontconfig|libgl|libegl|mesa|wayland|sdl|"

@@ -110,9 +110,9 @@ def test_others_use_the_emulator_through_its_public_face() -> None:
 
 
 def test_recipes_use_the_validator_through_its_public_face() -> None:
-    """Recipes import only strix_validate.testing, and each of its public names.
+    """Of the validator, recipes import only strix_validate.testing. They use all its public names.
 
-    Besides, they only run commands of the validator (`python -m`).
+    Apart from these imports, recipes only run commands of the validator (`python -m`).
     """
     public_module = "strix_validate.testing"
     imports = set()

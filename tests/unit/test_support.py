@@ -149,7 +149,7 @@ def test_nothing_that_a_copy_changes_is_the_checkouts(tmp_path: Path) -> None:
 
 
 def test_a_copy_on_another_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages are copied if hard links are impossible, for example from /tmp to another disk."""
+    """Packages are copied if hard links are impossible, for example if /tmp is on another disk."""
 
     def hardlink_to(self: Path, _: Path) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(self))

@@ -144,7 +144,7 @@ ANSWERS: dict[str, Any] = {
 
 
 class GitHub(QuietHandler):
-    """A handler that sends the answer for the path from ANSWERS, or 404."""
+    """A handler that sends the answer that ANSWERS has for the path, or 404."""
 
     def do_GET(self) -> None:
         answer = ANSWERS.get(self.path.partition("?")[0])

@@ -223,7 +223,7 @@ def test_conflicts(world: World) -> None:
 
 
 def test_a_move_to_another_release(world: World) -> None:
-    """After a maintainer edits the version and the package URL, commands report the other edits.
+    """After a maintainer edits the version and the package URL, commands report what else to edit.
 
     `sources fetch` states the sha256 to write. Lint and `patches check` report the patch.
     """
@@ -323,7 +323,7 @@ def add_paired(world: World, text: str, files: str = "text") -> None:
     Args:
         world: The project.
         text: The content of the file that states the versions in release 2.0.
-        files: The names of the files that the recipe reads.
+        files: The names of the files that `extra.built_with` lists, separated by spaces.
     """
     source = f"  - url: {PYPI}/paired-${{{{ version }}}}.tar.gz\n    sha256: "
     source += world.release("paired-1.0.tar.gz")

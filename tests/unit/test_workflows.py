@@ -133,7 +133,7 @@ def test_no_secret_and_no_more_permission_than_named() -> None:
 
 
 def test_what_may_write_runs_no_pixi_by_its_version_alone() -> None:
-    """The job that publishes verifies the downloaded pixi before it runs it.
+    """The job that publishes verifies the downloaded pixi before running it.
 
     It does not use setup-pixi, which accepts a version and no hash.
     """
@@ -286,7 +286,7 @@ def test_a_package_is_sent_with_its_own_note(tmp_path: Path) -> None:
 
 
 def test_a_pipe_fails_if_its_first_program_fails() -> None:
-    """Each script with a pipe sets pipefail, because GitHub's default shell is `bash -e`."""
+    """Each script that pipes to tee sets pipefail, because GitHub's default shell is `bash -e`."""
     for job, lines in read_scripts():
         has_pipe = any(re.search(r" \| tee ", line) for line in lines)
         assert not has_pipe or lines[0] == "set -o pipefail", job
