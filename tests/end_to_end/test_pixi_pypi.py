@@ -136,7 +136,7 @@ def read_table(name: str) -> str:
 
 
 def make_packages(folder: Path, *names: str) -> Source:
-    """Make a channel with a package of one file for each name, which is ours or conda-forge's."""
+    """Make a channel with one package for each name. Each package has one file."""
     versions = {"pytorch": "2.13.0", "triton": "3.7.1", "torchvision": "0.28.0", "python": "3.12.5"}
     source = Source(folder, CHECKOUT / "recipes")
     for name in names:

@@ -144,7 +144,7 @@ def test_a_stub_defines_nothing_else(torch: Path) -> None:
     "name", ["libcuda.so.1", "libnvidia-ml.so.1", "libstdc++.so.6", "libquadmath.so.0"]
 )
 def test_what_is_not_in_nvidias_wheels_is_not_stubbed(name: str) -> None:
-    """Libraries of the driver and of the machine get no stub: it would hide the real library."""
+    """Libraries of the driver and the machine get no stub, because it would hide the real one."""
     library = stubs.Library([name], set(), [("init", "FUNC", "", ""), ("sinq", "FUNC", name, "Q")])
     assert stubs.plan_stubs({"libcaffe2_nvrtc.so": library}) == {}
 

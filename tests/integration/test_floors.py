@@ -65,7 +65,7 @@ def read_bounds(requirements: list[str]) -> Bounds:
 
 
 def read_upstream_bounds(recipe: Recipe, archive: Path) -> Bounds:
-    """Return upstream's lower bounds: those in PKG-INFO of the sdist, or in the recipe's FILES."""
+    """Return upstream's lower bounds, from PKG-INFO or from the recipe's files in FILES."""
     names = FILES.get(recipe.name, ["PKG-INFO"])
     requirements: list[str] = []
     with tarfile.open(archive) as tar:

@@ -2,7 +2,7 @@
 """rattler-build puts each file of aotriton and pytorch into the package that the recipe states.
 
 No test can compile these packages, so their build scripts are replaced by scripts that make empty
-files. The outputs keep their names, their order, and their keys `inherit` and `files`.
+files. The outputs keep their names and order, and the keys `inherit`, `files`, `dynamic_linking`.
 `MiniProject.forge` compares each package with its recipe.
 """
 

@@ -180,7 +180,7 @@ def test_a_package_has_its_run_exports(tmp_path: Path) -> None:
 
 
 def test_recipes_and_stacks_say_which_wheels_there_are(tmp_path: Path) -> None:
-    """For each requirement that pip can read, in recipes and stacks, the channel gets a wheel.
+    """The channel gets a wheel for each requirement that pip can read in recipes and stacks.
 
     Packages that a recipe or another part of the channel provides need no wheel.
     """

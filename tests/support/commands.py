@@ -15,7 +15,7 @@ def is_accepted(words: list[str]) -> bool:
     """
     stops = [words.index(stop) + 1 for stop in ("run", "test") if stop in words]
     words = words[: min(stops, default=None)]
-    # An option at the end of the line would take --help as its value, so it gets another value.
+    # An option at the end of the line would take --help as its value. Give it another value.
     value = ["x"] if words[-1].startswith("-") else []
     return CliRunner().invoke(app, [*words, *value, "--help"]).exit_code == 0
 

@@ -147,7 +147,7 @@ def _insert(data: bytes, rng: random.Random) -> bytes:
 
 
 def _measure_usage() -> tuple[float, int]:
-    """Return CPU seconds and peak memory in KiB of this process and of those that it ran."""
+    """Return CPU seconds and peak memory in KiB of this process and of its child processes."""
     usages = [getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)]
     seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     peak = sum(usage.ru_maxrss for usage in usages)

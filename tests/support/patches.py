@@ -65,9 +65,9 @@ def lint_file(path: Path, text: str) -> list[str]:
 def lint(recipes: RecipeSet) -> list[str]:
     """Return the faults of all patch files.
 
-    Besides the head of a patch, this checks its number, its version, and that the recipe of its
-    folder names it exactly once. Other recipes may name it too: a package of compiled kernels has
-    the same source as the package that it is for.
+    Besides the head of a patch, this checks the number and the version. The recipe of the patch's
+    folder must name the patch exactly once. Other recipes may name it too: a package of compiled
+    kernels has the same source as the package that it is for.
     """
     findings: list[str] = []
     for path in sorted((recipes.project.root / "patches").glob("*/*.patch")):

@@ -183,8 +183,8 @@ def copy_checkout(root: Path, packages: bool = True) -> None:
     """Copy the files that git tracks or does not ignore, and the files of channel/, to `root`.
 
     The copy then has the packages that were built in the checkout. It shares the checkout's host
-    base and sources by links, and the driver writes to nothing else in the checkout. Packages are
-    hard links if possible.
+    base and sources by links. Tests that use the copy write to nothing else in the checkout.
+    Packages are hard links if possible.
 
     Args:
         root: The copy.

@@ -24,7 +24,7 @@ from forge.cli.main import app
 def test_lint_says_what_each_linter_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, int | None], code: int
 ) -> None:
-    """Each linter's exit code is reported. The outcome None means a linter that is missing."""
+    """Each linter's exit code is reported. The outcome None means that a linter is missing."""
     project = MiniProject(tmp_path / "project")
     project.recipe("alpha")
     ran: list[list[str]] = []

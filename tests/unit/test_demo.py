@@ -31,7 +31,7 @@ REQUIRES = {
 def test_it_fetches_what_the_validator_needs_and_nothing_of_nvidia(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo fetches each required wheel once, but none of NVIDIA, other machines or extras."""
+    """The demo fetches each required wheel once, and none for CUDA, other machines or extras."""
     fetched: list[str] = []
 
     def fetch(pins: Iterable[Pin], *_: object) -> Iterator[tuple[Path, Source]]:

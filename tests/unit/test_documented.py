@@ -223,7 +223,7 @@ def test_the_readme_shows_every_folder() -> None:
 
 
 def test_an_unpacked_archive_is_enough_to_plan(tmp_path: Path) -> None:
-    """The driver can plan without a git repository. README states that only the tests need git."""
+    """The driver can plan without a git repository. README states that only the tests need one."""
     copy_checkout(tmp_path / "archive", packages=False)
     assert not (tmp_path / "archive/.git").exists()
     environment = {"FORGE_ROOT": str(tmp_path / "archive")}

@@ -197,7 +197,7 @@ def edited(channel: Path, tmp_path: Path, **info: Any) -> Workspace:
 def test_an_address_that_is_none_is_one_message(
     channel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The driver reports a malformed base_url in an index, on which rattler panics, as an error."""
+    """The driver reports a malformed base_url in an index as an error. rattler panics on it."""
     with pytest.raises(ForgeError, match="look at its repodata.json") as raised:
         edited(channel, tmp_path, base_url="http://[::1").lock()
     assert len(str(raised.value)) < 400

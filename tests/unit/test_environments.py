@@ -298,8 +298,8 @@ def test_what_is_built_is_taken_as_it_is(
 ) -> None:
     """The environments of a package that is built already are not solved again.
 
-    For the environments of its dependents, the requirements of the package itself count, not those
-    of its recipe.
+    The environments of its dependents use the requirements of the built package, and not those of
+    the recipe.
     """
     recipe(mini, "alpha", run=["nowhere"])
     recipe(mini, "beta", run=["alpha", "gamma"])

@@ -124,7 +124,7 @@ def test_other_images_are_not_counted(tmp_path: Path, emulator: Path) -> None:
 
 
 def test_without_a_disassembler(tmp_path: Path, emulator: Path) -> None:
-    """All costs except matrix instructions are compared, and the output says that they are not."""
+    """All costs except matrix instructions are compared, and the output says so."""
     images = write_image(tmp_path / "new")
     status, output = check(tmp_path, emulator, images, NO_LLVM="1")
     assert status == 0 and output.startswith("SKIPPED, matrix instructions were not counted: ")

@@ -159,7 +159,7 @@ def test_what_a_running_command_uses_stays(lock: str, context: Context) -> None:
 
 
 def test_a_clone_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a clone, in which no command ran yet, no folder and no lock is created."""
+    """In a clone in which no command has run, no folder and no lock is created."""
     monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copy(CHECKOUT / "variants.yaml", tmp_path)
     assert remove_leftovers(Context(root=tmp_path)) == []

@@ -194,7 +194,7 @@ def test_a_git_source(patched: Patched, tmp_path: Path) -> None:
 
 
 def test_source_out_of_reach(patched: Patched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check whose source cannot be fetched is not attempted. --strict makes this exit code 3."""
+    """A check whose source cannot be fetched is not attempted. The exit code with --strict is 3."""
     for archive in patched.source_cache.folder.rglob("*.tar.gz"):
         archive.unlink()
     assert patched.check()[0] == "not attempted"

@@ -106,7 +106,7 @@ subprocess.run(["bash", "-c", sys.argv[1]])
 @pytest.mark.parametrize(
     ("script", "grace"),
     [
-        # A compiler ends at SIGTERM. As if ninja had started it, it has its own process group.
+        # A compiler ends at SIGTERM. As under ninja, the compiler has its own process group.
         (f'set -m; (trap "echo ended > words; exit" TERM; {WAITS_FOR_EVER}) & wait', 60),
         # A process that ignores SIGTERM is killed, and so is one that starts at SIGTERM.
         (f'trap "" TERM; {WAITS_FOR_EVER}', 1),
@@ -130,7 +130,7 @@ def test_the_end_of_a_job(
 
 @pytest.mark.parametrize(("name", "counts"), [("PREFIX", True), ("PWD", False), ("OLDPWD", False)])
 def test_a_person_works_in_the_folder_of_a_job(name: str, counts: bool, tmp_path: Path) -> None:
-    """A daemon of a job is recognized by its environment, except by PWD and OLDPWD.
+    """A daemon of a job is recognized by its environment variables other than PWD and OLDPWD.
 
     A person's editor may have the job's folder in these two variables, and must not be killed.
     """

@@ -319,7 +319,7 @@ def test_withdraw(source: Source, target: Path, tmp_path: Path) -> None:
 def test_a_withdrawn_build_stays_out(source: Source, target: Path, tmp_path: Path) -> None:
     """A withdrawn build is not published again.
 
-    This holds if the local channel still has it, if somebody copies it back, and for a file of the
+    The local channel may still have it, somebody may copy it back, or there may be a file of the
     same name with other content.
     """
     dist = source.make("alpha", text="one")

@@ -59,7 +59,7 @@ def test_renders(either: RecipeSet, name: str) -> None:
 def test_what_inherits_nothing_is_not_called_as_the_recipe(name: str) -> None:
     """An output that does not inherit from a staging has another name than the recipe.
 
-    With the same name, it would be built in the folder of the staging, and have its files.
+    With the same name, the output would be built in the staging's folder and have its files.
     """
     data = yaml.safe_load((CHECKOUT / "recipes" / name / "recipe.yaml").read_text())
     outputs = [output for output in data.get("outputs", ()) if "package" in output]

@@ -10,8 +10,7 @@ from support.project import CHECKOUT, STACKS
 
 from forge.envs.manifest import Manifest
 
-# How package names begin if a package is for a screen, a printer, a sound card or another vendor's
-# GPU.
+# Prefixes of the names of packages for screens, printers, sound cards and other vendors' GPUs.
 UNNEEDED = re.compile(
     r"(qt|pyqt|pyside|gtk|xorg-|libx11|cups|cairo|pango|fontconfig|libgl|libegl|mesa|wayland|sdl|"
     r"pulseaudio|alsa|ffmpeg|libopenvino|intel-|mkl$|cuda|nvidia-|cudnn|nccl|libnv|"
