@@ -111,7 +111,7 @@ def test_a_complete_conda_forge_has_all(complete: Packages, find_reasons: Callab
 
 
 def test_what_is_missing_is_named(complete: Packages, find_reasons: Callable) -> None:
-    """Only vLLM cannot be built if conda-forge lacks two of its requirements."""
+    """If conda-forge lacks two of vLLM's requirements, only vLLM has a reason, which names both."""
     reasons = find_reasons(without(without(complete, "xgrammar"), "setproctitle"))
     assert reasons == {
         "vllm": "conda-forge has no setproctitle; xgrammar >=0.2.6,<0.3"

@@ -31,7 +31,7 @@ NVIDIA = {
     "libncclplain.so.2": ("int plainSend(void) { return 0; }", ""),
     "libnvempty.so.1": ("", ""),
 }
-# A library of the machine that the wheel does not contain, such as libquadmath.so.0 for torch 2.15.
+# A library that is on the machine and not in the wheel, such as libquadmath.so.0 for torch 2.15.
 MACHINE = ("libquad.so.0", "int quad(int n) { return 4 * n; }", "libquad.so.0 { global: quad; };")
 # Libraries as in torch's wheel. Some symbols that libtorch_cuda.so requires are defined by Python,
 # and some by libtorch_cpu.so.
@@ -49,8 +49,8 @@ TORCH = {
         'int unused(double x) { return PyErr_Occurred() ? printf("%f", cbrt(x)) : 0; }\n'
     ),
 }
-# This program prints the results of the functions of torch's library. The function `unused` is not
-# called: its symbol PyErr_Occurred would be looked up in the interpreter when it is first called.
+# This program prints the results of the functions of torch's library, except of the function
+# `unused`. The first call of `unused` would look up PyErr_Occurred in the interpreter.
 CALLS = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])

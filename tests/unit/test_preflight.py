@@ -272,7 +272,7 @@ def test_build_all_asks_a_terminal_before_it_starts(
 ) -> None:
     """The question is asked on the conda-forge base only, and after the costs."""
     set_machine(monkeypatch, 40, 24)
-    # Replace HostBaseMaker.make, because the command would make a host base that is not current.
+    # Replace HostBaseMaker.make. Otherwise the command would make the host base if it is outdated.
     monkeypatch.setattr(HostBaseMaker, "make", lambda *_: None)
     stdin = SimpleNamespace(isatty=lambda: is_terminal)
     monkeypatch.setattr("forge.cli.building.sys", SimpleNamespace(stdin=stdin))

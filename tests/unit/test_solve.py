@@ -140,7 +140,7 @@ def test_two_stacks_solve_in_one_workspace(
 
 @pytest.mark.parametrize("number", ["3.11", "3.12", "3.13", "3.14"])
 def test_a_stack_is_locked_for_a_python_by_its_number(tmp_path: Path, number: str) -> None:
-    """The number selects the newest release of that Python, not the first one."""
+    """A number such as 3.12 selects the newest release of that Python, not the first one."""
     root = tmp_path / "project"
     shutil.copytree(CHECKOUT / "stacks", root / "stacks")
     shutil.copytree(CHECKOUT / "recipes/bases", root / "recipes/bases")

@@ -239,7 +239,7 @@ def test_a_disk_gives_back_what_is_removed(tmp_path: Path) -> None:
 
 
 def make_saving_job(key: str, size: int) -> str:
-    """Return the keys of a job that saves a file of this size under a key of the cache."""
+    """Return the YAML of a job that saves a file of this size in the cache, under this key."""
     make = f"{{run: 'mkdir -p build && head -c {size} /dev/zero >build/file'}}"
     action = f"{{uses: actions/cache/save@x, with: {{path: build, key: {key}}}}}"
     return f"{BASE}, steps: [{make}, {action}]"
