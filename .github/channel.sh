@@ -57,10 +57,10 @@ fetch() {
         cut -d'"' -f4 | while read -r part; do rm -f "$folder/$part"; done
 }
 
-# send_missing PART FILE...: upload the packages or the list that the release lacks. The notes on these packages are
-# uploaded first. Other packages are not uploaded again, because published files never change. A note replaces an older
-# note of the same name. The older note is from a run that was interrupted before it uploaded the package, so it is on a
-# file that was never published.
+# send_missing PART FILE...: upload the files that the release lacks: packages, or withdrawn.json. The notes on these
+# packages are uploaded first. Files that the release has are not uploaded again, because published files never change.
+# A note replaces an older note of the same name. The older note is from a run that was interrupted before it uploaded
+# the package, so it describes a file that was never published.
 send_missing() {
     local part=$1 present file note missing=() missing_notes=()
     shift

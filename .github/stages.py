@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Assign the recipes that have to be built to the jobs of channel.yml.
+"""Choose a job of channel.yml for each recipe that has to be built.
 
 Standard input is the output of `./forge plan --json`. The output has a line JOB=RECIPES for each
 job that has recipes; other jobs are skipped. The jobs are `aotriton`, `pytorch`, `sdk` (all other

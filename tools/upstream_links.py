@@ -162,8 +162,8 @@ def is_news(patch: Path, status: str, link: str, state: str) -> bool:
 
     Args:
         patch: The patch.
-        status: The first word of its Upstream-Status. Only for Pending and Submitted, a state can
-            be news. A Backport, for example, was already merged.
+        status: The first word of its Upstream-Status. A state is news only if this word is Pending
+            or Submitted. A Backport, for example, was already merged.
         link: The link.
         state: The state of the link's target.
     """

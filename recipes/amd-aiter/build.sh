@@ -9,5 +9,5 @@ export PREBUILD_KERNELS=0
 export SETUPTOOLS_SCM_PRETEND_VERSION="$PKG_VERSION"
 
 "$PYTHON" -m pip install . --no-deps --no-build-isolation -vv
-# Remove the sources of the C++ kernels. AITER would compile them at run time, but this package has no C++ kernels.
+# Remove the sources of the C++ kernels, which AITER compiles at run time. This package has only Triton kernels.
 rm -rf "$SP_DIR/aiter_meta"

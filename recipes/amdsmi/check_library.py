@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: libamd_smi can be loaded, and is that of this environment."""
+"""Package test: libamd_smi can be loaded, and comes from this environment."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compile AOTriton's kernels and pack them with upstream's code, but without upstream's CMake.
+"""Compile and pack AOTriton's kernels: call upstream's code, but do not use upstream's CMake.
 
 Upstream's CMake starts one Python process per kernel, and each process spends a third of its time
 on importing Triton. CMake also clones a repository that gfx1151 does not need, and requires HIP,
@@ -38,17 +38,17 @@ COMPILE_ENVIRONMENT = {
     # folder, so the files of two builds would differ. Code, descriptors and metadata do not change.
     "TRITON_DISABLE_LINE_INFO": "1",
 }
-# LLVM's arenas grow with every kernel. To limit the memory, the processes are replaced after they
-# have compiled this number of groups of kernels each, on average.
+# LLVM's arenas grow with every kernel. To limit the memory, the processes are replaced after each
+# has compiled, on average, this many groups of kernels.
 GROUPS_PER_PROCESS = 100
 PROGRESS_SECONDS = 30
 
 
 class Done(NamedTuple):
-    """A finished kernel.
+    """A finished kernel or image.
 
     Attributes:
-        cpu_seconds: The CPU time in seconds.
+        cpu_seconds: The CPU time of a kernel in seconds; 0 for an image.
         cached: Whether Triton's cache already had the kernel.
     """
 

@@ -28,7 +28,7 @@ def main() -> None:
     absolute = [entry for entry in folders if not entry.startswith("$ORIGIN")]
     require(not absolute, f"RPATH entries that are not relative to $ORIGIN: {absolute}")
     require(f"AOTriton {version}".encode() in comment, f"the version in .comment is {comment!r}")
-    # The library opens the images in the folder of the file that the loader has mapped.
+    # At run time, the library looks for the images in its own folder.
     images = prefix / "lib/aotriton.images"
     require(any(images.glob("*/flash/attn_fwd/*.aks2")), f"no image of attn_fwd in {images}")
     print(path.name, dynamic.needed, folders)

@@ -3,10 +3,10 @@
 
     emulate_images.py FOLDER
 
-FOLDER is aotriton.images. The forward and the backward kernels for head dimension 64 and fp16,
-without padding, dropout and bias, are executed, with and without a causal mask. Their results are
-compared with float64. From each image, one kernel is executed. Without a disassembler, nothing is
-executed, and the reason is printed.
+FOLDER is aotriton.images. The test executes the forward and the backward kernels for fp16 and head
+dimension 64, with and without a causal mask, but without padding, dropout and bias. It executes
+one kernel from each of these images, and compares the results with float64. Without a disassembler,
+it executes nothing, and prints the reason.
 """
 
 import sys

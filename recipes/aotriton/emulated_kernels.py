@@ -45,7 +45,7 @@ _KINDS = {
 }
 # Number of pointers that Triton appends to the arguments.
 _SCRATCH_POINTERS = 2
-# For each tensor, the second letter in the name of the stride of its rows: m in qm, for example.
+# For each tensor, the last letter in the name of its row stride: m in qm, for example.
 _ROW_LETTERS = {
     "q": "m",
     "o": "m",

@@ -1,5 +1,5 @@
-# Set the options for the value of the variant aotriton_kernels, the name of a set of kernels. The set `upstream` has
-# the same kernels as the set `full`, as compiled by AMD. The builds of the images and of the library both use these
+# Set the options for the set of kernels that the variant key aotriton_kernels names. The set `upstream` has AMD's own
+# images, which cover the same cases as the set `full`. The builds of the images and of the library both use these
 # options. Otherwise the images could lack a kernel that the library launches, or have a kernel that it never launches.
 # A head dimension between two listed head dimensions uses the next larger kernel, with padding. Head dimensions above
 # the largest listed one are refused. The sets `core` and `sample` also refuse fp32. The set `sample` has no padded

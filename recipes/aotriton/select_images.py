@@ -53,7 +53,7 @@ def select(source: Path, target: Path, commit: str) -> int:
         The number of kernels.
 
     Raises:
-        CheckFailed: The images belong to another commit of AOTriton.
+        CheckFailed: The images are not of this commit of AOTriton, or an image is damaged.
     """
     signatures = [path.read_text() for path in source.glob("*/__signature__")]
     is_of_commit = signatures and all(commit in text for text in signatures)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package test: compare the results of bitsandbytes with float64, on the GPU if there is one.
 
-Each code of a block must be the code whose value is nearest to the scaled number. For products,
+Quantisation must choose, for each scaled number, the code with the nearest value. For products,
 gradients and optimiser steps, the float64 reference is computed from the quantised codes on the
 device, so that the quantisation error does not hide a fault. On the CPU, only the package's own
 library is checked.
@@ -84,8 +84,8 @@ def require_nearest(values, codes, scale, table, size, tolerance, case, keeps_si
         size: The size of a block.
         tolerance: The largest allowed error of scales and codes.
         case: A description of the comparison, for the message.
-        keeps_sign: Also accept a neighbour of the nearest code, if the nearest code has the other
-            sign than the number, because optimisers keep the sign.
+        keeps_sign: Also accept a neighbour of the nearest code, if the signs of the nearest code
+            and of the number differ, because optimisers keep the sign.
     """
     rows = to_blocks(values, size)
     largest = rows.abs().amax(1)
@@ -120,7 +120,7 @@ def check_blockwise(device: str, draw) -> int:
     The second block of the numbers is all zeros, and the last block is short.
 
     Returns:
-        The number of cases, as for each function in `check_all`.
+        The number of cases. All checks that `check_all` calls return it.
     """
     # On the CPU, only the kind `dynamic` uses compiled code of the package.
     kinds = ("dynamic",) if device == "cpu" else ("nf4", "fp4", "dynamic")
@@ -162,7 +162,7 @@ def check_blocks(values: torch.Tensor, size: int, kind: str) -> None:
 
 
 def check_rows(device: str, draw) -> int:
-    """Check weights, some with rows that end inside a block. A CPU may use AVX-512 for these."""
+    """Check dequantised weights. Some rows end inside a block. The CPU may use AVX-512."""
     num_rows = 37
     cases = 0
     for dtype, kind, columns in itertools.product(DTYPES, TABLES, (32, 64, 96)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: run several commands, in parallel with pytest-xdist, since each uses one core."""
+"""Package test: run several commands. pytest-xdist runs them in parallel, as each uses one core."""
 
 import subprocess
 

@@ -7,10 +7,10 @@ SOURCE_TREE is the folder of the build, which no installed text may name.
 
 The new places are those of conda-forge's libtorch. Links remain in site-packages, because torch
 looks for its parts there. site-packages/torch/lib is a single link to the folder lib of the prefix,
-and not a folder of links to libraries, because of RPATH. glibc replaces $ORIGIN in RPATH by the
-folder of the path by which it has found a library. If this folder is site-packages/torch/lib, `..`
-leads to the prefix, as it does from the prefix's own lib. So $ORIGIN/../opt/rocm/lib is right for
-both folders, and AOTriton, too, finds its images in both.
+and not a folder of links to libraries. The reason is RPATH: glibc replaces $ORIGIN by the folder in
+which it has found the library, and does not resolve links. If this folder is a link to the prefix's
+lib, `..` still leads to the prefix. So $ORIGIN/../opt/rocm/lib is right for site-packages/torch/lib
+and for lib, and AOTriton, too, finds its images in both.
 """
 
 import os
@@ -24,7 +24,8 @@ PARTS = {
     "lib": ["*.so"],
     "share/cmake": ["ATen", "Caffe2", "Tensorpipe", "Torch"],
 }
-# torch's build copies these files from the aotriton package. Wildcards also match dangling links.
+# torch's build copies these files from the aotriton package. Some are dangling links, which glob
+# finds only if the pattern has a wildcard.
 COPIES = ["lib/libaotriton*", "lib/aotriton*", "include/aotriton*"]
 
 

@@ -350,7 +350,8 @@ def follow(names: set[str], libraries: list[Path]) -> set[Path]:
 def fix_paths(tree: Path) -> list[str]:
     """In CMake and pkg-config files, make paths of AMD's build machine relative to the file.
 
-    CMake refuses include folders that do not exist, and pkg-config returns them to compilers.
+    System folders of that machine are removed from lists. CMake refuses include folders that do not
+    exist, and pkg-config returns them to compilers.
 
     Returns:
         The names of the changed files.
@@ -462,7 +463,11 @@ def require_loadable(files: dict[str, Path]) -> list[str]:
 
 
 def check_contents(tree: Path) -> list[str]:
-    """Raise Refused if a file of EXPECTED or CHOLMOD is missing, or a RUNTIME_LINK exists."""
+    """Return a warning if MIOpen's find-db for the GPU is missing.
+
+    Raises:
+        Refused: A file of EXPECTED or CHOLMOD is missing, or a path of RUNTIME_LINKS exists.
+    """
     faults = []
     for pattern in EXPECTED:
         if not any(tree.glob(pattern)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: torchvision's codecs on the CPU, its operators on the CPU and on gfx1151."""
+"""Package test: torchvision's codecs and operators on the CPU; operators on a GPU if present."""
 
 import io
 

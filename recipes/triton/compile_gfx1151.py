@@ -31,7 +31,7 @@ def convert(x, y):
 
 
 def require_refusal(source_type: str, target_type: str) -> None:
-    """Require that a conversion raises an exception. Unpatched, LLVM would end this process."""
+    """Require that a conversion raises an exception. Without our patch, LLVM would abort here."""
     signature = {"x": f"*{source_type}", "y": f"*{target_type}"}
     try:
         triton.compile(ASTSource(convert, signature), target=GPUTarget("hip", ARCH, 32))

@@ -14,7 +14,7 @@ import torch
 
 
 class Mock(ModuleType):
-    """A module in which every name is a mock, or a class from which others can inherit."""
+    """A module in which a capitalized name is an empty base class, and any other name is a mock."""
 
     def __getattr__(self, name):
         if name.startswith("__"):

@@ -127,7 +127,7 @@ def fake_amdsmi(kind: str) -> types.ModuleType | None:
 
 
 def load_source(folder: Path) -> None:
-    """Make vLLM's source importable, with mocks of modules that are only imported."""
+    """Make vLLM's source importable, with mocks of modules that the tested modules import."""
     package = types.ModuleType("vllm")
     package.__path__ = [str(folder / "vllm")]
     sys.modules |= {"vllm": package, "regex": re}

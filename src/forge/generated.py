@@ -36,7 +36,8 @@ DEPENDENCIES = "pyproject.toml"
 STATE_PAGE = "README.md"
 COST_PAGE = "docs/build.md"
 SECTIONS_PAGE = "docs/packages.md"
-# Parts of sentences with figures of all packages, by page: see package_tables.format_figures.
+# Parts of sentences that state figures about all packages, by page. See
+# package_tables.format_figures.
 FIGURES = {
     "README.md": (
         "build {host_packages} of the {packages} packages",

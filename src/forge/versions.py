@@ -90,8 +90,8 @@ def listed_at(recipe: Recipe) -> str:
     purl = purls[0]
     if purl.type == "github":
         return f"https://github.com/{purl.namespace}/{purl.name}"
-    # A purl with another version than the recipe's names a larger project of which the package is
-    # only a part, such as the kernels that are compiled from vLLM's source.
+    # If the version in a purl is not the recipe's, the package is only a part of the project that
+    # the purl names. An example are the kernels that are compiled from vLLM's source.
     if purl.version in (None, recipe.version):
         return "PyPI"
     return ""
@@ -204,8 +204,8 @@ def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> It
 
     Args:
         recipes: All recipes.
-        recipe: The recipe. Its `extra.built_with` names files, and the ARGs in each file. For each
-            ARG, it names our package of which the ARG states the version.
+        recipe: The recipe. Its `extra.built_with` maps files to the ARGs in them, and each ARG to
+            our package whose version the ARG states.
         release: A release of the recipe's upstream.
         tree: The files of that release.
 

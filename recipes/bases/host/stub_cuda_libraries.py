@@ -103,10 +103,10 @@ def is_stubbed(soname: str) -> bool:
 def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
     """Return the stub of each CUDA library that is needed.
 
-    If a symbol has no version, an ELF file does not state which library defines the symbol. This
-    can be any needed library from which the file requires no symbol with a version. So the stub of
-    each such library defines the symbol, unless the symbol's name shows that it belongs to C++,
-    Python or POSIX threads.
+    An ELF file does not state which library defines a symbol without a version. It can be any
+    needed library from which the file requires no symbol with a version. So the stubs of all such
+    libraries define the symbol, unless an existing library defines it, or its name shows that it
+    belongs to C++, Python or POSIX threads.
 
     Args:
         libraries: The existing libraries by soname. These libraries are not stubbed.
@@ -120,7 +120,7 @@ def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
         versioned = {source for _, _, source, _ in library.required}
         unversioned = [name for name in stubbed if name not in versioned]
         for name in stubbed:
-            stubs[name]  # adds a stub, even if the library has no symbols
+            stubs[name]  # adds a stub, even if no symbol is required from it
         for name, kind, source, version in library.required:
             if source in stubbed:
                 targets = [source]

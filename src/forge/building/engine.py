@@ -177,7 +177,7 @@ def _convert_wheel(conversion: "Conversion", subdir: Path) -> Path:
     """Convert a wheel, offer the package to the cache, and return the package's file.
 
     Raises:
-        RuntimeError: Any error. Some exceptions cannot be pickled for the parent process.
+        RuntimeError: The conversion failed. The original exception might not be picklable.
     """
     try:
         package = conversion.make(subdir)

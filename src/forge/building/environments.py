@@ -185,7 +185,7 @@ class Preview:
         show: Called with a line for each environment before it is solved.
         packages: Records of our packages by subdir and file name, as in a repodata.json.
         exports: The run exports of our packages, by file name.
-        solved: For the requirements of each solved environment, the records of its packages.
+        solved: The records of each environment that was solved, by its requirements.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class Preview:
         specs: Sequence[str],
         blame: Sequence[str] = (),
     ) -> Records:
-        """Solve an environment, or return its records if it was solved before.
+        """Return the records of an environment. Solve it only if it was not solved before.
 
         Args:
             label: The name of the recipe in the lines that are shown.

@@ -2,9 +2,9 @@
 """A channel in a folder that any static web server, mirror or bucket can serve.
 
 The channel consists of the packages in the folder. `withdrawn.json` lists the packages that were
-taken out of it. A change first copies the packages, then renames the shards into place, and finally
-renames each index file into place. So an index never names a missing file. If a command is killed,
-the next command completes its work.
+taken out of it. A change first copies new packages, then renames the shards and each index file
+into place, and moves withdrawn packages out last. So an index never names a missing file. If a
+command is killed, the next command completes its work.
 """
 
 import json

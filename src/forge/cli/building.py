@@ -81,10 +81,10 @@ class Request:
         keep_going: Continue after a failure.
         even_so: Start even if conda-forge lacks a requirement, or the machine lacks disk or memory.
         rebuild: Build the recipes even if they are up to date.
-        with_dependents: Build the recipes that depend on them as well.
+        with_dependents: Build the recipes that depend on the named ones as well.
         only: Build only the named recipes.
-        lenient: Exit with 0 even if recipes were not attempted because their environments cannot be
-            solved. On the host base, exit with 0 even if recipes were not attempted for any reason.
+        lenient: Exit with 0, not 3, if recipes were not attempted because their environments cannot
+            be solved. On the host base, exit with 0 whatever the reason was.
         asks: Ask on a terminal before a build on conda-forge.
     """
 

@@ -100,7 +100,7 @@ def run() -> int:
         err.print(f"error: {where}{reason}; fix that and run the command again")
         return 1
     except BaseException as error:
-        # This error is unexpected. A Rust panic is not an Exception.
+        # This error is unexpected. It may be a Rust panic, which is not an Exception.
         _report_fault(error)
         return 1
 

@@ -145,8 +145,8 @@ def _write_page(project: Project, folder: Path) -> None:
 def verify(context: typer.Context, files: Files, commit: Commit = "") -> None:
     """Compare package files with their recipes, with their own lists of files and with each other.
 
-    Exit 1 for any difference. Exit 3 for a package without a recipe, for which only its files are
-    compared with its list of files. No network is needed.
+    Exit 1 for any difference. Exit 3 for a package without a recipe. In that case, only its files
+    are compared with its list of files. No network is needed.
     """
     ctx: Context = context.obj
     places: list[Places] = []

@@ -131,8 +131,7 @@ class Stack:
         return {name for name in _list_packages(self.manifest) if name.replace(GPU, gpu) in unbuilt}
 
     def print_left_out(self) -> None:
-        """Print the packages that the stack names but its copy does not, not even for another GPU.
-
+        """Print the packages that the stack names and its copy lacks, also for any other GPU.
         The name of a package may differ from that of its recipe, which `forge build` takes.
         """
         present = {ANY_GPU.sub(GPU, name) for name in _list_packages(self.copy.manifest)}

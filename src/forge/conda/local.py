@@ -22,8 +22,8 @@ from forge.files import move_whole, sha256_file, write_text
 from forge.limits import read_bytes
 from forge.project import SUBDIRS
 
-# Prefix of the build string of a package of the host base, and of a package that was built on that
-# base.
+# The build strings of the host base's packages, and of packages that were built on that base, begin
+# with this prefix.
 HOST_BOUND = "hostbound_"
 # Prefix of the build string of a package that was made in a rehearsal; see docs/rehearsal.md.
 REHEARSED = "rehearsal_"

@@ -32,7 +32,7 @@ RENDERED = "recipe/rendered_recipe.yaml"
 LINKS_LIMIT = 40
 # This stands for every place outside of a prefix.
 OUTSIDE = ".."
-# This stands for a link where a file would have its sha256.
+# A link has this value instead of a sha256.
 A_LINK = "a link"
 # Names at the top of a prefix that the installer itself writes. If a package had a link there, the
 # installer would write through it.
@@ -112,7 +112,7 @@ class Package:
 
     @cached_property
     def payload(self) -> dict[str, str | None]:
-        """For the name of each file to install, the target if it is a symbolic link, else None."""
+        """A mapping from each file to install to the target if it is a symbolic link, else None."""
         payload: dict[str, str | None] = {}
         for place, folders, files in os.walk(self.folder):
             for name in [*folders, *files]:
@@ -135,7 +135,7 @@ class Package:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """For the name of each file to install, its sha256, or A_LINK if it is a link."""
+        """A mapping from each file to install to its sha256, or to A_LINK if it is a link."""
         digests = {}
         for name, target in self.payload.items():
             if target is None:
@@ -187,7 +187,7 @@ class Package:
 
     @cached_property
     def listed(self) -> dict[str, str]:
-        """For each name that the installer reads from info/paths.json, the sha256 or A_LINK.
+        """A mapping from each file that info/paths.json lists to its sha256 or A_LINK.
 
         Raises Refused for a name that leads out of the prefix, or that is listed twice.
         """
@@ -290,7 +290,7 @@ class Places:
         name: The name of the package.
         is_noarch_python: Whether the package is `noarch: python`. The installer puts modules and
             scripts of such a package where the prefix's Python looks for them.
-        payload: For the name of each file, the target if it is a symbolic link, else None.
+        payload: A mapping from each file to the target if it is a symbolic link, else None.
         scripts: The names of console scripts that the installer makes in `bin`.
     """
 
@@ -301,7 +301,7 @@ class Places:
     scripts: Sequence[str]
 
     def map_targets(self, site_packages: str) -> dict[str, str | None]:
-        """Return for the path of each file in a prefix the target if it is a link, else None.
+        """Map the path of each file in a prefix to the target if the file is a link, else to None.
 
         Args:
             site_packages: The folder for modules, relative to the prefix.

@@ -54,7 +54,7 @@ ENVIRONMENT_KEYS = {"features", "no-default-feature"}
 DEPENDENCY_KEYS = {"version", "build"}
 
 PLATFORM = "linux-64"
-# pixi requires this form; a folder gets the name.
+# The form that pixi requires. The environment's folder has the same name.
 ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 

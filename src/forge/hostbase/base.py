@@ -121,7 +121,7 @@ class HostBaseMaker:
 
     @property
     def requirements(self) -> str:
-        """The requirements of recipes and stacks from PyPI, with the pins of variants.yaml."""
+        """What recipes and stacks require from PyPI, with the pins of variants.yaml."""
         pins = {key: values[0] for key, values in self.base.variants.items() if values}
         return Template(read_text(self.recipe / "requirements.in")).substitute(pins)
 

@@ -51,7 +51,7 @@ def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
     """Read from `extra.state` whether a recipe's package was built, installed and run.
 
     Returns:
-        For each column of README's table, its word, and the page that proves it, or "".
+        A mapping from each column of README's table to its word and the page that proves it, or "".
 
     Raises:
         ForgeError: `extra.state` lacks a column, or has a word that is not allowed.

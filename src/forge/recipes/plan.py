@@ -92,7 +92,7 @@ class RecipeSet:
         base_names: The packages that the base provides. A recipe with such a name is left out.
         base_key: A digest of the inputs of the host base; empty for conda-forge.
         recipes: The recipes by name, in build order: each after the recipes that it needs.
-        owner: For the name of each package, the name of the recipe that yields it.
+        owner: A mapping from each package's name to the name of the recipe that yields it.
         broken: The names of recipes that cannot be read and were left out, with the reasons.
         absent: The names of recipes that are not built on this base, with the reasons.
     """

@@ -97,7 +97,7 @@ class Recipe:
                 self.sources.append(source)
 
     def _require_build_string(self, output: Data, base: Base) -> None:
-        """Raise ForgeError if an output lacks the digest variant or has another build string."""
+        """Raise ForgeError if an output lacks the digest variant or its build string is wrong."""
         name = output["package"]["name"]
         build = output["build"]["string"]
         use_keys = output["build"].get("variant", {}).get("use_keys", [])

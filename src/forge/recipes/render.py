@@ -5,8 +5,8 @@ The function is deprecated. It also writes the rendered recipe to file descripto
 sys.stdout. But py-rattler-build lacks two functions that could replace it:
 
 - a function that renders with build_num and build_string_prefix, and returns the outputs
-- a function that builds and runs the script of a staging output only once; `run_build`, the
-  announced successor, runs that script once per output (version 0.73)
+- a function that builds all outputs, and runs the script of a staging output only once;
+  `run_build`, the announced successor, runs that script once per output (version 0.73)
 
 Once both exist, this module can be removed, together with the limit on py-rattler-build's version.
 """

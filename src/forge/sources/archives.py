@@ -124,13 +124,13 @@ class _Members:
             self._has_links = self._has_links or is_link
             hard_link = member.linkname if member.islnk() else ""
             self._check(member.size, member.name, hard_link)
-            # With these names, tarfile would look up the user and the group of every file if it is
-            # run by root.
+            # With the archive's names, tarfile would look up the user and the group of every file
+            # if root runs it.
             member.uname = ""
             member.gname = ""
             is_selected = self._is_selected(member.name)
             if is_selected or not member.isreg():
-                # Links and folders may lead to the file.
+                # Links and folders may lead to a selected file.
                 yield member
 
     def _is_selected(self, name: str) -> bool:
