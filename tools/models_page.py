@@ -119,8 +119,8 @@ def render(page: str, folder: Path) -> str:
 
     Args:
         page: The text of docs/models.md.
-        folder: The folder with the config.json of each model that was compared. The config.json of
-            each other model is in the folder `shapes`, which has the same parent folder.
+        folder: The folder with the config.json of each model that was compared. Those of the other
+            models are in the folder `shapes` beside it.
     """
     compared = _read_configs(folder)
     counted = _read_configs(folder.parent / "shapes")

@@ -26,7 +26,7 @@ LINK = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:pull|issues)/(\d+)"
 PUBLIC = ("Accept", "User-agent")
 # Maximum bytes of an answer. A hundred releases with their notes have a hundredth of that.
 LIMIT = 1 << 26
-# Number of releases that are searched for a commit, beginning with the first release after it.
+# Number of releases that are searched for a commit, beginning with the first after its merge.
 RELEASES = 5
 PORTS = {"http": 80, "https": 443}
 UNKNOWN = "not known"

@@ -191,7 +191,7 @@ def dequantise_weight(layer: bnb.nn.Linear4bit, kind: str) -> torch.Tensor:
 
 
 def check_linear_4bit(device: str, draw) -> int:
-    """Check Linear4bit and its gradient with few rows (the fused kernel, up to 8) and with more."""
+    """Check Linear4bit with up to 8 rows (the fused kernel) and with 9, and its gradient with 9."""
     cases = 0
     # columns, size of a block, whether scales are quantised, kind
     shapes = (
@@ -451,7 +451,7 @@ def check_step(optimiser, parameter: torch.nn.Parameter, step: int, case: str) -
             codes, scale, table = parts[number]
             require_nearest(expected_state, codes, scale, table, 256, 1e-5, case, keeps_sign=True)
         else:
-            # The kernel adds decay to the gradient in the gradient's dtype.
+            # The kernel adds decay to the gradient in the gradient's dtype, which sets the bound.
             require_close(state, expected_state, dtype, f"{case}, state")
 
 

@@ -11,8 +11,8 @@ strix_validate.precompiled.costs describes each of them.
     python kernel_costs.py compare PACKAGE PACKAGE
 
 PACKAGE is the name of an installed package of kernels, or the path of a kernels.json. The actions
-`check` and `compare` exit with status 1 if a kernel of the first list or package costs more in the
-second one, or is missing in the second one.
+`check` and `compare` exit with status 1 if a kernel of the first argument costs more in the second
+argument, or is missing there.
 """
 
 import csv

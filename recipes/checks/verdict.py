@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Let a package check fail.
-
+"""Fail a package check with a message.
 Checks call `require` instead of `assert`, because Python ignores assert statements with -O or
 PYTHONOPTIMIZE, and then every check would pass.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: listed files exist and are for the GPU, and the compiler makes identical files.
+"""Package test: all files match the list and are for the GPU; some are compiled again identically.
 
     python check_kernels.py PACKAGE [CALLS]
 

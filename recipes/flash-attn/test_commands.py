@@ -19,7 +19,7 @@ def select_checks(tier: str, names: tuple[str, ...]) -> str:
 COMMANDS = {
     # compile kernels for gfx1151 through flash-attn's functions, and check the code objects
     "compiled": select_checks("kernels", COMPILED),
-    # run the same code objects with Triton's driver and a HIP runtime, as on a machine with a GPU
+    # run flash-attn with Triton's driver and a HIP runtime, as on a machine with a GPU
     "on a device": "strix-emulate device -- python hip_device.py",
     # compile a kernel with other tiles, and check that the tiles take effect
     "tuned": "strix-validate tune Llama-3.2-1B --dry-run --only *forward*",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check that torch pins the AOTriton commit that our package is built from.
+"""Check that torch pins the AOTriton commit from which our aotriton package is built.
 
 usage: check_aotriton_pin.py cmake/External/aotriton.cmake COMMIT
 
-COMMIT is the commit that our package is built from.
+COMMIT is the commit from which our aotriton package is built.
 
 AOTriton's headers and library change between commits, but their file names do not. With
 AOTRITON_INSTALLED_PREFIX, torch's build does not check the version. So without this check, a

@@ -143,8 +143,8 @@ OPENED_SYSDEPS = ("*_drv_video.so", "*numa.so*")
 # SuiteSparse's sparse Cholesky. Up to at least 10.0, TheRock builds it with its GPL-2.0-or-later
 # modules (no CHOLMOD_GPL=OFF), and links libhipsolver with it (BUILD_WITH_SPARSE=ON).
 CHOLMOD = "lib/host-math/lib/libcholmod.so"
-# Files that other packages need. For example, torch's c10d includes the header and opens the
-# library, and kineto is linked with the profiler.
+# Files that other packages need. For example, torch's c10d includes amdsmi.h and opens
+# libamd_smi.so, and kineto is linked with librocprofiler-sdk.so.
 EXPECTED = (
     "include/amd_smi/amdsmi.h",
     "lib/cmake/amd_smi/*",

@@ -312,7 +312,7 @@ class LogFollower:
         return text
 
     def _list_packed(self) -> list[Path]:
-        """List the folders of all outputs except the one that changed last."""
+        """List the folders of the packed outputs: all except the one that changed last."""
         works = self.output.glob("bld/*/work")
         with contextlib.suppress(FileNotFoundError):
             # rattler-build may be replacing a folder.

@@ -107,8 +107,8 @@ def run_build(ctx: Context, request: Request) -> None:
 
     Raises:
         NotAttempted: Nothing was fetched or built, because none of the recipes can be built, a
-            named recipe needs another one that is not built, disk or memory is lacking, or the user
-            answered no.
+            named recipe needs one that cannot or must not be built, disk or memory is lacking, or
+            the user answered no.
     """
     ctx = replace(ctx, keep_going=request.keep_going)
     requested = ctx.select(request.packages)

@@ -316,7 +316,7 @@ class Places:
         return targets
 
     def select_coinstalled(self, tree: Tree, place: str) -> list[str]:
-        """Return the entries at a path of a tree that can be in the same prefix as this package.
+        """Return those entries at a path of a tree that can share a prefix with this package.
 
         These are the package's own entries and those of packages with other names. Two packages of
         the same name are never in one prefix.

@@ -33,8 +33,8 @@ STDERR = 2
 def build_recipes(recipes: list[str | Path], **arguments: Any) -> None:
     """Call rattler-build's `build_recipes` without its deprecation warning.
 
-    If the dependencies do not resolve, the call is repeated once, because rattler fails without a
-    reason in one of two processes that unpack the same package into an empty cache.
+    If the dependencies do not resolve, the call is repeated once. The reason is that if two
+    processes unpack the same package into an empty cache, rattler fails in one of them.
     """
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         try:
