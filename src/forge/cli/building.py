@@ -313,9 +313,9 @@ def build_all(
 ) -> None:
     """Build every package that is not up to date. Interrupt it at any time: the next run resumes.
 
-    Packages are reported as not attempted if conda-forge cannot satisfy their requirements, or, on
-    the host base, if it lacks a requirement or a source cannot be fetched. They do not fail the
-    run, except with --strict.
+    Packages are reported as not attempted if conda-forge cannot satisfy their requirements. On the
+    host base, this also happens if the base lacks a requirement or a source cannot be fetched. Such
+    packages do not fail the run, except with --strict.
     """
     request = Request(
         None,

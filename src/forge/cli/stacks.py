@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The commands for stacks: lock, install and run.
 
-They copy the stack to build/stacks, and work on the copy. The manifest of the copy names the
-channels in use. If pixi is on PATH, the commands run pixi on the copy. Without pixi, or with
-FORGE_NO_PIXI=1, the driver itself locks and installs, as far as builds and CI need it.
+`lock` copies the stack to build/stacks, and all commands work on the copy. The manifest of the copy
+names the channels in use. If pixi is on PATH, the commands run pixi on the copy. Without pixi, or
+with FORGE_NO_PIXI=1, the driver itself locks and installs, as far as builds and CI need it.
 """
 
 import os
