@@ -154,9 +154,7 @@ def device(  # noqa: PLR0913 (a command's options)
     no_checks: Off = "",
     memory: Annotated[
         float | None,
-        typer.Option(
-            help="GiB of device memory. Default: 8, or half of the machine's memory if less."
-        ),
+        typer.Option(help="GiB of device memory. Default: 8, or half of the host's if less."),
     ] = None,
     budget: Annotated[
         int | None,
