@@ -160,8 +160,7 @@ def device(  # noqa: PLR0913 (a command's options)
         int | None,
         typer.Option(
             min=1,
-            help="Wave-instructions after which a launch counts as hung. "
-            f"Default: {Options.budget:,}.",
+            help=f"Wave-instructions after which a launch is hung. Default: {Options.budget:,}.",
         ),
     ] = None,
     seconds: Annotated[
