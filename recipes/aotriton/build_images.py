@@ -380,7 +380,10 @@ def pack_all(source: Path, build: Path, images: Path, jobs: int) -> None:
 
 
 def sign(source: Path, build: Path, images: Path, arch: str, commit: str, tree: str) -> None:
-    """Write upstream's signature of the images: commit, tuning database and Triton's version.
+    """Run upstream's program that writes the file __signature__.
+
+    This JSON file names what the images are made from: AOTriton's commit and tree, the hashes of
+    the tuning database, and Triton's version.
 
     Args:
         source: AOTriton's source tree.

@@ -88,7 +88,7 @@ def add_missing_records(index: Path, specs: set[str]) -> None:
 
 
 def write_empty_run_exports(subdir: Path) -> None:
-    """Write an index of a subdir in which no package has run exports.
+    """Write an index of run exports for a subdir. It says that no package has any.
 
     Without this index, pixi downloads packages to read their run exports.
     """

@@ -70,7 +70,7 @@ def shipped() -> set[str]:
     return find_kernels(vllm_calls.vllm_set("full", SOURCE))
 
 
-#: Numbers of tokens in a step, including numbers that no call of a kernel set has.
+#: Numbers of tokens in a step. Some of these numbers occur in no kernel set.
 STEP_TOKENS = (
     1,
     2,

@@ -45,7 +45,7 @@ class FlashCase:
 
     @property
     def title(self) -> str:
-        """The check's title: the function of flash_attn, the label and the data type."""
+        """The end of the check's title: flash_attn's function, the label and the data type."""
         function = flash.get_function_name(self.build.func, self.build.keywords.get("pack", ""))
         return f"{function} {self.label} {_get_dtype_name(self.dtype)}"
 

@@ -308,7 +308,7 @@ def kernel(tree: Tree) -> Result:
     text = need_value(tree.release, "the kernel's release")
     release = kernel_release.parse(text)
     if release is None:
-        raise CannotRun(f"the kernel's release cannot be read: {text!r}")
+        raise CannotRun(f"the kernel's release does not begin with a version: {text!r}")
     name = shorten_release(text)
     if tree.is_wsl:
         raise CannotRun(f"{name} is WSL's kernel, which comes with Windows")

@@ -18,8 +18,8 @@ USAGE = (
     "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/"
 )
 PROBABILITIES = (
-    "The listed values of a step are log probabilities of the model's own tokens, and the "
-    "probabilities sum to at most one. A temperature or a softmax of the wrong length spoils them: "
+    "Each step lists the right log probability for each token, and the probabilities sum to at "
+    "most one. A temperature makes them wrong, and so does a softmax over too few tokens: "
     "https://github.com/vllm-project/vllm/issues/56021"
 )
 STREAMING = (
