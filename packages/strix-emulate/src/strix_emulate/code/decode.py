@@ -38,7 +38,7 @@ class Instruction:
         size: Bytes.
         text: LLVM's text, for messages.
         name: Mnemonic without the suffix of the encoding. A VOPD pair has both mnemonics.
-        suffix: Suffix of the encoding, such as "e64"; "dual" for a VOPD pair.
+        suffix: Suffix of the encoding, such as "e64". A VOPD pair has none.
         operands: Operands in LLVM's order.
         modifiers: Values of the modifiers that do not have their defaults, and of DPP's masks.
         code: Its bytes.
@@ -132,7 +132,7 @@ def _read_pair(code: bytes, text: str) -> Instruction:
     for (name, suffix, _), operands in zip(parts, operands_of_parts, strict=True):
         pair.append(Instruction(0, size, text, name, suffix, operands, {}, code))
     name = " :: ".join(part.name for part in pair)
-    return Instruction(0, size, text, name, "dual", code=code, pair=tuple(pair))
+    return Instruction(0, size, text, name, code=code, pair=tuple(pair))
 
 
 def _parse_text(text: str) -> tuple[str, str, list[Shape]]:

@@ -80,7 +80,7 @@ def compile_pair(ins: Instruction, mode: Mode) -> Compiled:
 
 def _undual(ins: Instruction) -> Instruction:
     """Return one half of a VOPD pair as an instruction of its own."""
-    return replace(ins, name=ins.name.replace("v_dual_", "v_"), suffix="e32")
+    return replace(ins, name=ins.name.replace("v_dual_", "v_"))
 
 
 def _resolve_halves(ins: Instruction) -> Instruction:

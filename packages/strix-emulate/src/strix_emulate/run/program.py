@@ -181,15 +181,10 @@ def supported_mnemonics() -> set[str]:
         *scalars.NAMES,
         *crosslane.COMPILERS,
         *NO_EFFECT,
-        *WAITS,
         *BLOCK_ENDS,
-        *MODES,
+        *_COMPILERS,
         *vmem.names(),
-        "s_getpc_b64",
-        "s_getreg_b32",
         "s_sendmsg",
-        "s_sendmsg_rtn_b64",
-        "s_trap",
     }
 
 
