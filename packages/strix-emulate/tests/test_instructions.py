@@ -112,13 +112,30 @@ def test_fma_of_float64_rounds_once():
         assert r == (float(exact) if abs(exact) < 2**1024 else np.copysign(np.inf, exact))
 
 
-def test_exp_and_log_are_within_half_an_ulp():
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("exp", np.exp2),
+        ("log", np.log2),
+        ("sin", lambda x: np.sin(2 * np.pi * (x % 1))),
+        ("cos", lambda x: np.cos(2 * np.pi * (x % 1))),
+    ],
+)
+def test_transcendental_functions_are_within_half_an_ulp(name, function):
     """The ISA document allows an error of 1 ulp. numpy's float32 code errs by up to 2.7 ulp."""
     x = np.linspace(0.01, 100, LANES * 40, dtype=np.float32).reshape(40, LANES)
-    g = run("v_exp_f32 v2, v1\nv_log_f32 v3, v1", waves=40, v1=x)
-    for register, exact_ in ((2, np.exp2(x.astype(float))), (3, np.log2(x.astype(float)))):
-        ulp = np.spacing(np.abs(exact_).astype(np.float32)).astype(float)
-        assert (np.abs(g.F[register] - exact_) <= 0.501 * ulp).all()
+    g = run(f"v_{name}_f32 v2, v1", waves=40, v1=x)
+    expected = function(x.astype(float))
+    ulp = np.spacing(np.abs(expected).astype(np.float32)).astype(float)
+    assert (np.abs(g.F[2] - expected) <= 0.501 * ulp).all()
+
+
+def test_each_segment_of_two_over_pi_has_53_bits():
+    segments = run("v_trig_preop_f64 v[2:3], 1.0, v1", v1=LANE)
+    values = np.ascontiguousarray(segments.V[2:4, 0, :2].T).view(np.float64)[:, 0]
+    # fdlibm's table of 2 / pi begins with these bits.
+    bits = 0xA2F9836E4E441529FC2757D1F53 >> 2
+    assert values.tolist() == [(bits >> 53) * 2.0**-53, (bits & (1 << 53) - 1) * 2.0**-106]
 
 
 def test_denormals_follow_the_descriptor():
@@ -301,6 +318,11 @@ def test_literals_of_64_bits_are_sign_extended_for_signed_operands():
     assert g.S[:4, 0, 0].tolist() == [0xFFFFFFF0, FULL, FULL, 0]
 
 
+@pytest.mark.parametrize(("kind", "number"), [("i32", FULL), ("u32", 0xFFFF)])
+def test_constants_of_short_comparisons_are_extended_by_their_type(kind, number):
+    assert run(f"s_cmpk_eq_{kind} s2, 0xffff", scalars={2: number}).scc.all()
+
+
 def test_carries_through_dpp():
     g = run(
         "v_add_co_u32_e64_dpp v2, vcc_lo, v0, v1 row_xmask:1 row_mask:0xf bank_mask:0xf",
@@ -428,6 +450,12 @@ def test_a_mode_from_a_register_is_the_one_that_the_kernel_began_with():
     assert (g.V[1, 0] == 6).all()
     with pytest.raises(Trap, match="sets another mode than the mode at the kernel's start"):
         run(text, scalars={2: 3}, v0=LANE * 0 + 3)
+
+
+@pytest.mark.parametrize(("name", "source"), [("b32", "s2"), ("imm32_b32", "15")])
+def test_other_registers_than_the_mode_are_not_set(name, source):
+    with pytest.raises(Trap, match="a hardware register other than MODE"):
+        run(f"s_setreg_{name} hwreg(HW_REG_TRAPSTS, 4, 4), {source}", scalars={2: 15})
 
 
 def test_waves_say_where_they_run():
