@@ -499,6 +499,28 @@ def test_same_value_from_several_waves_is_no_race():
         execute(body.replace("v_mov_b32 v2, 5", "v_lshrrev_b32 v2, 5, v0"))
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_each_wave_that_stored_the_same_value_may_read_it_back(native):
+    body = (
+        LOAD
+        + """
+    v_mov_b32 v2, 5
+    v_cmp_gt_u32 vcc_lo, 32, v0
+    v_and_b32 v3, 0x7c, v1
+    s_cbranch_vccz second
+    global_store_b32 v3, v2, s[6:7]
+    s_branch both
+    second: global_store_b32 v3, v2, s[6:7]
+    both: s_waitcnt_vscnt null, 0x0
+    global_load_b32 v2, v3, s[6:7]
+    s_waitcnt vmcnt(0)
+    v_add_nc_u32 v1, 0x80, v1
+    """
+        + STORE
+    )
+    assert (execute(body, size=96, native=native) == 5).all()
+
+
 def test_reads_of_what_nothing_wrote():
     """This test covers global memory. FINDINGS has a kernel that reads LDS."""
     with pytest.raises(Trap, match="uninitialised"):
@@ -801,6 +823,18 @@ def test_a_flag_orders_what_was_stored_before_it():
             grid=(2,),
             second="inout",
         )
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_barrier_passes_on_what_one_wave_acquired(native):
+    """Of the waiting workgroup, wave 0 polls the flag, and wave 1 waits for it at a barrier."""
+    text = FLAG.format(release="s_waitcnt_vscnt null, 0x0\ns_barrier")
+    text = text.replace("poll:", "v_cmp_lt_u32 vcc_lo, 31, v0\ns_cbranch_vccnz meet\npoll:")
+    kind = {"grid": (2,), "second": "inout", "native": native}
+    met = text.replace("buffer_gl0_inv", "meet: s_barrier\nbuffer_gl0_inv")
+    assert execute(met, **kind)[:3].tolist() == [1, 77, 77]
+    with pytest.raises(Trap, match="race"):
+        execute(text.replace("buffer_gl0_inv", "meet: buffer_gl0_inv"), **kind)
 
 
 WAIT = "s_waitcnt_vscnt null, 0x0"

@@ -195,6 +195,25 @@ def test_a_damaged_table_is_refused(client: Client, entries: list) -> None:
     assert b"entries" in client.request(Operation.LAUNCH, launch(function, arguments=bytes(32)))[1]
 
 
+def test_a_full_table_of_views_is_read(client: Client) -> None:
+    request = launch(client.load(), arguments=arrays(client)[1])
+    count = (protocol.HEAP - protocol.VIEWS) // protocol.VIEW.itemsize
+    views = np.zeros(count, protocol.VIEW)
+    views["address"] = 4096 * np.arange(1, count + 1)
+    views["offset"] = protocol.HEAP
+    views["size"] = 1
+    client.pool[protocol.VIEWS : protocol.HEAP] = views.view(np.uint8)
+    number_of_views = client.pool[16:24].view(np.uint64)
+    try:
+        number_of_views[0] = count
+        assert client.request(Operation.LAUNCH, request)[0] == Status.SUCCESS
+        number_of_views[0] = count + 1
+        message = f"the table of views has {count + 1} entries".encode()
+        assert client.request(Operation.LAUNCH, request) == (Status.INVALID_VALUE, message)
+    finally:
+        number_of_views[0] = 0
+
+
 def test_a_request_without_sense_ends_the_server() -> None:
     client = start_and_greet()
     client.socket.sendall(protocol.REQUEST.pack(1, 0, 2**60))

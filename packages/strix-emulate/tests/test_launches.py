@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from selftest import PLAIN, code
+import strix_emulate
+from selftest import PLAIN, code, kernel
 from strix_emulate.code import encodings
 from strix_emulate.code.decode import decode
 from strix_emulate.errors import Trap
@@ -34,14 +35,36 @@ flat_atomic_or_b32 v[4:5], v3
 
 def launch(shared: Program, data: np.ndarray, length: int, **options):
     """Return the numbers that the 64 threads store, and a weak reference to the arena."""
-    kernel = replace(PLAIN, kernarg=16)
+    plain_kernel = replace(PLAIN, kernarg=16)
     arena = Arena(8192, shared.cell, True, False)
     source = arena.place(data.astype(np.uint32).view(np.uint8), WRITABLE)
     target = arena.place(np.zeros(4 * length, np.uint8), WRITABLE)
     pointers = np.array([source, target], np.uint64).view(np.uint8)
-    machine = Machine(kernel, shared, arena, Options(**options), 0)
+    machine = Machine(plain_kernel, shared, arena, Options(**options), 0)
     machine.run(arena.place(pointers, READ_ONLY), (1, 1, 1), (64, 1, 1))
     return arena.fetch(target, 4 * length).view(np.uint32), weakref.ref(arena)
+
+
+def test_the_first_registers_have_the_pointers_that_the_descriptor_requests():
+    """The kernel adds the number of threads in the dispatch packet and a word of the queue."""
+    body = """
+    s_load_b32 s10, s[0:1], 0xc
+    s_load_b32 s11, s[2:3], 0x0
+    s_load_b64 s[6:7], s[4:5], 0x0
+    v_lshlrev_b32 v1, 2, v0
+    s_waitcnt lgkmcnt(0)
+    s_add_u32 s10, s10, s11
+    v_mov_b32 v2, s10
+    """
+    pointers = (("dispatch", 2), ("queue", 2), ("kernarg", 2))
+    out = np.zeros(32, np.uint32)
+    strix_emulate.launch(
+        kernel(body + STORE, pointers=1, user_sgprs=pointers),
+        (3,),
+        [strix_emulate.Buffer(out)],
+        threads=32,
+    )
+    assert (out == 96).all()
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -337,9 +337,9 @@ def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
             execute(_TURNS.format(load, late.format(place)))
         assert traced
     # Waves of several workgroups store the same values. numpy executes each of these stores.
-    store = (
-        load + "\nglobal_store_b32 v1, v2, s[6:7]\ns_nop 1\ns_branch more\nmore:\nv_mov_b32 v5, v2"
-    )
+    # In each iteration, the instruction after the store makes v5 equal to s8.
+    store = load + "\nglobal_store_b32 v1, v2, s[6:7]\nv_mov_b32 v5, s8\ns_branch more\nmore:"
+    store += "\nv_sub_nc_u32 v5, s8, v5\nv_add_nc_u32 v2, v2, v5"
     traced.clear()
     body = _TURNS.format(store, late.format("s_branch join"))
     assert (execute(body, grid=(3,), size=64) == np.arange(64)).all()
@@ -353,19 +353,21 @@ def test_a_library_of_another_version_is_refused(library, monkeypatch):
 
 
 def test_where_there_is_none_numpy_says_so(tmp_path, monkeypatch):
-    level = native.processor_level()
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / f"libstrix-emulate-v{level}.so").write_text("no library")
+    monkeypatch.setattr(native, "processor_level", lambda: 4)
+    for folder, level in (("bad", 2), ("worse", 2), ("worse", 3)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"libstrix-emulate-v{level}.so").write_text("no library")
     for value, words in (
         ("off", "is off"),
         (str(tmp_path), "no libstrix-emulate is installed"),
-        (str(tmp_path / "bad"), "bad/libstrix"),
+        (str(tmp_path / "bad"), "bad/libstrix-emulate-v2"),
+        (str(tmp_path / "worse"), "worse/libstrix-emulate-v3"),
     ):
         monkeypatch.setenv("STRIX_EMULATE_NATIVE", value)
         native.reload()
         assert native.describe().startswith("numpy alone: ")
         assert words in native.describe()
-        fixtures.run_attention(False, fixtures.attention_case(False, 3))
+    fixtures.run_attention(False, fixtures.attention_case(False, 3))
     monkeypatch.undo()
     native.reload()
 
