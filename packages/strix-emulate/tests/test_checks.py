@@ -500,13 +500,15 @@ def test_same_value_from_several_waves_is_no_race():
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_each_wave_that_stored_the_same_value_may_read_it_back(native):
+@pytest.mark.parametrize("address", ["v_and_b32 v3, 0x7c, v1", "v_mov_b32 v3, 0"])
+def test_each_wave_that_stored_the_same_value_may_read_it_back(native, address):
+    """The lanes of a wave store to a cell each, or all to the same cell."""
     body = (
         LOAD
-        + """
+        + f"""
     v_mov_b32 v2, 5
     v_cmp_gt_u32 vcc_lo, 32, v0
-    v_and_b32 v3, 0x7c, v1
+    {address}
     s_cbranch_vccz second
     global_store_b32 v3, v2, s[6:7]
     s_branch both
@@ -518,7 +520,7 @@ def test_each_wave_that_stored_the_same_value_may_read_it_back(native):
     """
         + STORE
     )
-    assert (execute(body, size=96, native=native) == 5).all()
+    assert (execute(body, size=96, native=native)[32:] == 5).all()
 
 
 def test_reads_of_what_nothing_wrote():

@@ -387,12 +387,18 @@ static int store(State *w, const Op *o, int64_t *log) {
     for (int64_t c = 0; at[l] >= 0 && c < count; c++)
       m->store_addresses[(at[l] >> m->shift) + c] = o->place;
   const int global = o->memory == GLOBAL;
-  if (alone) alone = !BY_COUNT(note_stores, w, at, global);
-  else
+  if (alone) {
+    alone = !BY_COUNT(note_stores, w, at, global);
+  } else {
     for (long l = 0; l < n; l++) {
       const int64_t first = at[l] >> m->shift;
-      if (at[l] >= 0) BY_COUNT(note_store, w, store_tag(w->tags[wave_of(w, l)], global));
+      if (at[l] >= 0) BY_COUNT(forget_writers, w, store_tag(w->tags[wave_of(w, l)], global));
     }
+    for (long l = 0; l < n; l++) {
+      const int64_t first = at[l] >> m->shift;
+      if (at[l] >= 0) BY_COUNT(note_store, store_tag(w->tags[wave_of(w, l)], global));
+    }
+  }
   // If several waves stored to one cell by this instruction, they must be of one workgroup and the
   // values must be the same. Otherwise numpy executes the store again.
   for (long l = 0; !alone && l < n; l++) {

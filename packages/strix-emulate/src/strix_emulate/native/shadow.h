@@ -138,11 +138,19 @@ may_store(const Memory *m, int64_t first, int64_t count, State *w, int64_t tag, 
   return 1;
 }
 
+// Forgets the writers of cells whose last store is ordered before a store. A store does this for
+// all lanes before note_store changes tags, because several lanes may store to the same cell.
+static inline __attribute__((always_inline)) int
+forget_writers(Memory *m, int64_t first, int64_t count, State *w, int64_t tag) {
+  for (int64_t c = first; c < first + count; c++)
+    if (!may_race(w, m->written[c], tag)) m->writers[c] = 0;
+  return 0;
+}
+
 static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t first, int64_t count,
-                                                            State *w, int64_t tag) {
+                                                            int64_t tag) {
   for (int64_t c = first; c < first + count; c++) {
-    const uint32_t others = may_race(w, m->written[c], tag) ? m->writers[c] : 0;
-    m->writers[c] = others | 1u << (tag & 31);
+    m->writers[c] |= 1u << (tag & 31);
     m->written[c] = tag;
   }
   return 0;
@@ -282,20 +290,23 @@ INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, 
   return shared != 0;
 }
 
-// Records a store of all lanes. Returns whether several waves stored to one cell.
+// Records a store of all lanes that has no conflict with earlier stores. Returns whether several
+// waves stored to one cell.
 INLINE int note_stores(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
                        int global) {
   int64_t *written = m->written, shared = 0;
   uint32_t *writers = m->writers;
   for (long i = 0; i < w->n; i++) {
     const int64_t tag = store_tag(w->tags[i], global), *mine = at + i * lanes(w);
-    const uint32_t writer = 1u << (tag & 31);
-    EACH_CELL(writers[c] = writer | (unordered(written[c], tag) ? writers[c] : 0);
-              written[c] = tag;)
+    EACH_CELL(writers[c] = 1u << (tag & 31); written[c] = tag;)
   }
   for (long i = 0; w->n > 1 && i < w->n; i++) {
     const int64_t tag = store_tag(w->tags[i], global), *mine = at + i * lanes(w);
     EACH_CELL(shared |= written[c] ^ tag;)
+  }
+  for (long i = 0; shared && i < w->n; i++) {
+    const int64_t tag = store_tag(w->tags[i], global), *mine = at + i * lanes(w);
+    EACH_CELL(writers[c] |= 1u << (tag & 31);)
   }
   return shared != 0;
 }
