@@ -194,6 +194,13 @@ def test_sampling_of_no_set_is_counted(shipped: set[str]) -> None:
     assert find_kernels(first_choices(77777)) - shipped
 
 
+def test_layers_of_one_model_are_told_apart() -> None:
+    assert LAYERS["Whisper-large-v3"].causal
+    assert not LAYERS["Whisper-large-v3, across"].causal
+    assert not LAYERS["Gemma-3-12B"].window
+    assert LAYERS["Gemma-3-12B, windows"].window
+
+
 @needs_vllm
 def test_a_model_of_no_set_is_counted(shipped: set[str]) -> None:
     """No set has kernels for nine query heads per key head: prefill and decoding lack one each."""

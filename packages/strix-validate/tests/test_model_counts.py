@@ -161,6 +161,15 @@ PATTERNS = {
         {"full_attn_idxs": [2, 5], "num_hidden_layers": 8, "layer_types": None},
         2,
     ),
+    "linear_attn_config": (
+        "kimi_linear",
+        {
+            "linear_attn_config": {"full_attn_layers": [4, 8]},
+            "num_hidden_layers": 8,
+            "kv_lora_rank": None,
+        },
+        2,
+    ),
     "attn_type_list": ("minimax", {"attn_type_list": [0, 0, 0, 1], "num_hidden_layers": 8}, 2),
     "sliding_window_pattern": ("gemma3_text", {"sliding_window_pattern": 6}, 26),
 }

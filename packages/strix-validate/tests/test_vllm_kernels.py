@@ -10,11 +10,12 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from calls import CHECK, answer, make, need_disassembler, skip_without
+from strix_validate import VLLM_DEVICE_NAME
 from strix_validate.checks import CannotRun, Check, RunOptions, State
 from strix_validate.numerics import comparison, reference
 from strix_validate.runner import run
@@ -149,6 +150,22 @@ def test_the_platform_is_gfx1151():
     assert all(getattr(rocm, f"on_{name}")() for name in names)
     assert not rocm.on_gfx9()
     assert not rocm.on_gfx12x()
+
+
+@pytest.mark.parametrize(
+    ("hip", "has_gpu", "name"),
+    [
+        ("7.2", True, VLLM_DEVICE_NAME),
+        (None, False, VLLM_DEVICE_NAME),
+        (None, True, "NVIDIA_H100_80GB_HBM3"),
+    ],
+)
+def test_tables_are_those_of_gfx1151_unless_the_gpu_is_nvidias(hip, has_gpu, name, monkeypatch):
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert vllm_source.device_name() == name
 
 
 #: By name: a text of the mock's kernel, the text that replaces it, and the tier that must fail.
