@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from records import make, timing
 from rich.console import Console
 from strix_validate.checks import Check, CheckFailed, RunOptions, State
@@ -105,6 +106,23 @@ def test_peak_is_computed_from_units_and_clock():
     assert machine_speed.peak_tflops("gfx1151", 20, 2900) == pytest.approx(59.4, abs=0.05)
     assert machine_speed.peak_tflops("gfx9999", 40, 2900) is None
     assert machine_speed.peak_tflops("gfx1151", 40, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "value"),
+    [
+        ("copy", "copy_gbps", 1073.7),
+        ("product", "product_tflops", 137.4),
+        ("product-fp32", "product_fp32_tflops", 137.4),
+    ],
+)
+def test_rate_of_a_copy_or_a_product_that_takes_a_millisecond(name, rate, value, monkeypatch):
+    """A copy reads and writes 512 MiB, and a product of matrices of 4096 rows has 2 * 4096**3."""
+    timing = Timing(median=1.0, low=1.0, high=1.0, repeats=1)
+    monkeypatch.setattr(machine_speed, "time_call", lambda function, device: timing)
+    monkeypatch.setattr(torch, "randn", lambda *size, **options: None)
+    measured = machine_speed.CHECKS[Check(f"bench/{name}")](RunOptions(device="cuda"))
+    assert measured[rate] == pytest.approx(value, abs=0.1)
 
 
 def test_flash_that_is_no_faster_than_math_fails():

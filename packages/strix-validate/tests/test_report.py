@@ -173,12 +173,14 @@ def test_a_warning_does_not_look_like_a_pass(capsys):
         Result(Check(f"doctor/{i}", "t", "w"), State.PASSED, f"said {i}" * bool(kind), {}, kind)
         for i, kind in enumerate(kinds)
     ]
-    show(make(*results), Console())
+    console = Console(force_terminal=True, color_system="standard", no_color=False, highlight=False)
+    show(make(*results), console)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    yellow, cyan, green, default = (f"\x1b[{code}m" for code in (33, 36, 32, 0))
     assert [line.split()[1] for line in lines if line.startswith("doctor/")] == [
-        "warning",
-        "info",
-        "passed",
+        f"{yellow}warning{default}",
+        f"{cyan}info{default}",
+        f"{green}passed{default}",
     ]
-    assert "1 warning: said 0" in lines
-    assert "1 info: said 1" in lines
+    assert f"{yellow}1 warning{default}: said 0" in lines
+    assert f"{cyan}1 info{default}: said 1" in lines
