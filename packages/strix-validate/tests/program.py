@@ -6,11 +6,10 @@ import subprocess
 import sys
 
 CODE = """if True:
-    import os, sys
+    import os, runpy, sys
     if os.environ.get("WITHOUT"):
         sys.modules[os.environ["WITHOUT"]] = None
-    from strix_validate.cli import main
-    main()
+    runpy.run_module("strix_validate.cli", run_name="__main__")
 """
 
 
