@@ -104,6 +104,12 @@ def test_a_short_context_is_skipped(judged):
     assert not [r for r in results.values() if r.state is State.FAILED]
 
 
+def test_a_prompt_that_the_context_does_not_hold_is_skipped(judged):
+    results = judged({"recall-8192"}, context=8447)
+    assert results["recall-8192"].state is State.SKIPPED
+    assert "8447 tokens is shorter than 8448" in results["recall-8192"].measured["said"]
+
+
 def test_a_block_that_the_context_does_not_hold_is_skipped(judged):
     results = judged({"prefix"}, context=4096, block=8320)
     assert results["prefix"].state is State.SKIPPED

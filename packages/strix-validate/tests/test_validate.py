@@ -172,6 +172,12 @@ def test_a_cpu_passes_and_json_is_alone_on_stdout():
     assert any(set(check.measured) >= {"out", "dq", "dk", "dv"} for check in record.checks)
 
 
+@pytest.mark.parametrize("check", [backend.compiled_in, backend.can_flash, backend.can_efficient])
+def test_attention_backends_of_a_cpu_are_not_checked(check):
+    with pytest.raises(CannotRun, match="only a GPU's attention backends"):
+        check(RunOptions(device="cpu"))
+
+
 @pytest.mark.parametrize("gpu", ["AMD Radeon 8060S", "AMD Radeon 8060S (emulated)"])
 def test_a_profiler_that_sees_nothing_is_a_fault_of_a_real_gpu(gpu, monkeypatch):
     silent = contextlib.nullcontext(SimpleNamespace(events=list))

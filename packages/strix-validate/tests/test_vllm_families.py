@@ -18,6 +18,7 @@ import pytest
 import torch
 from calls import CHECK, make
 from strix_validate.checks import Check, RunOptions, Size, State
+from strix_validate.numerics import reference
 from strix_validate.numerics.comparison import compare
 from strix_validate.runner import run
 from strix_validate.tiers import attention
@@ -57,6 +58,16 @@ def judge(name: str, tensor: str = "", spoil=None, seed: str = "a"):
 @pytest.mark.parametrize("seed", ["a", "b", "c"])
 def test_what_is_right_passes(name, seed):
     assert judge(name, seed=seed) is State.PASSED
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_output_is_larger_than_its_terms(name):
+    _, expected = build_call(name, "a")
+    exact = expected(torch.float64)
+    terms = expected(reference.TERMS)
+    # Other results, such as states, are not all sums.
+    if "out" in exact:
+        assert (exact["out"].abs() <= terms["out"] * (1 + 1e-9)).all()
 
 
 def _put(index, value):
@@ -259,6 +270,18 @@ def test_nan_in_the_place_of_a_token_that_is_left_out_is_caught():
         changed = logits.masked_fill(logits == float("-inf"), left_out)
         results = sampling.describe_kept(changed)
         assert compare(CHECK, results, expected, call.dtype).state is state
+
+
+def test_min_p_keeps_tokens_above_a_share_of_the_largest_probability():
+    call, expected = build_call("temperature-min-p", "a")
+    rows = call.tensors["rows"].long()
+    temperature = call.tensors["temperature"][rows].double()
+    logits = call.tensors["logits"].double() / temperature.where(temperature > 0, 1.0)[:, None]
+    probabilities = logits.softmax(-1)
+    min_p = call.tensors["min_p"][rows].double()[:, None]
+    is_kept = probabilities >= min_p * probabilities.amax(-1, keepdim=True)
+    torch.testing.assert_close(expected(torch.float64)["kept"], is_kept.double())
+    assert is_kept.sum(1)[:3].tolist() == [40, logits.shape[1], 3]
 
 
 def test_draws_that_follow_another_distribution_are_beyond():

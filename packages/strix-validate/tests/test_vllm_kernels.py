@@ -112,6 +112,17 @@ def test_a_product_that_left_the_matrix_unit_is_caught(name):
     assert "0 of 0 kernels have WMMA, expected 1" in result.reason
 
 
+def test_the_error_of_a_call_is_the_only_reason():
+    call, expected = make(vllm_checks.COMPILED["prefill-d128"])
+    failed = triton_modes.CallAnswer(error=("ValueError", "no tile fits"))
+    for result in (
+        kernels.judge_products(CHECK, call, expected, failed),
+        kernels.judge(CHECK, failed),
+    ):
+        assert result.state is State.FAILED
+        assert result.reason == "ValueError: no tile fits"
+
+
 @pytest.mark.parametrize("name", ["prefill", "decode", "mixed"])
 def test_a_gpu_computes_paged_attention_in_bfloat16_too(name):
     check = Check(f"attention/vllm-{name}-bfloat16", "", "")
@@ -166,6 +177,13 @@ def test_tables_are_those_of_gfx1151_unless_the_gpu_is_nvidias(hip, has_gpu, nam
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert vllm_source.device_name() == name
+
+
+def test_a_mock_copies_lists_to_tensors():
+    copy = vllm_source.mock("vllm.utils.torch_utils").async_tensor_h2d
+    tensor = copy([3, 5], dtype=torch.int32, device="cpu")
+    assert tensor.dtype is torch.int32
+    assert tensor.tolist() == [3, 5]
 
 
 #: By name: a text of the mock's kernel, the text that replaces it, and the tier that must fail.
