@@ -59,7 +59,7 @@ options=(
     CMAKE_HIP_FLAGS="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
 )
 
-# Pass the same options to hipcc, which compiles gloo in older versions of torch.
+# hipcc compiles gloo in older versions of torch. Give hipcc the same flags as in CMAKE_HIP_FLAGS.
 export HIPCC_COMPILE_FLAGS_APPEND="--gcc-install-dir=$gcc_view --sysroot=$CONDA_BUILD_SYSROOT"
 export HIPCC_LINK_FLAGS_APPEND="$HIPCC_COMPILE_FLAGS_APPEND"
 

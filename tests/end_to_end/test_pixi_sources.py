@@ -29,7 +29,7 @@ from forge.project import SUBDIRS
 pytestmark = pytest.mark.pixi
 
 BACKEND = "pixi-build-rattler-build"
-# The package that a workspace requires, for recipes that have no package with the recipe's name.
+# For these recipes, a workspace requires this package instead of the one with the recipe's name.
 OUTPUTS = {"rocm-sdk": "rocm-sdk-core", "pytorch": "libtorch"}
 # The packages that this machine can build without torch, and their recipes. The other packages,
 # except flash-attn, are only rendered as for a build, in tests/unit/test_plain_rendering.py.

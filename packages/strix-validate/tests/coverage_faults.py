@@ -20,7 +20,8 @@ from vllm_faults import (
 _CONV = f"{_LAYERS}/mamba/ops/causal_conv1d.py"
 _BATCH = ("    right = num_seqs\n", "    right = tl.minimum(num_seqs, 32)\n")
 _FIRST_PICTURE = "mm_prefix_range_ptr + seq_idx * MAX_MM_RANGES * 2 + i * 2"
-#: Faults of vLLM in the second iteration of a loop, or in the second program of a grid axis.
+#: Faults to plant in vLLM. Most need a later iteration of a loop, or a later program of a grid
+#: axis. The others need many sequences, or a chunk shorter than the state.
 TRIPS = {
     "search finds only the first 32 sequences": (_HELPERS, *_BATCH, "prefill-batch-40"),
     "search finds only the first 32 sequences in decoding": (

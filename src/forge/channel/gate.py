@@ -163,7 +163,8 @@ def _license_faults(package: Package) -> Iterator[str]:
     expression = str(package.index.get("license") or "")
     if not _is_public(expression):
         stated = expression or "nothing"
-        yield f"has the licence {stated!r}: about.license must be an SPDX expression"
+        rule = "about.license must be an SPDX expression without LicenseRef-"
+        yield f"has the licence {stated!r}: {rule}"
     libraries = sorted(name for name in package.payload if GPL_LIBRARIES.search(name))
     if libraries and "GPL-" not in expression.replace("LGPL-", ""):
         yield f"has {libraries[0]}, which is under the GPL, and the licence {expression!r}"

@@ -134,8 +134,8 @@ def _judge_counts(server: Endpoint, history: Sequence[dict], reply: Reply) -> di
     template_tokens = reply.read - content_tokens
     require(
         template_tokens > len(history),
-        f"the chat template is not applied: it adds {template_tokens} tokens to {len(history)} "
-        "messages",
+        f"the chat template is not applied: besides the contents of {len(history)} messages, the "
+        f"prompt has only {template_tokens} tokens",
     )
     return {"tokens": reply.read}
 
