@@ -124,7 +124,7 @@ KERNELS = {
         {
             "copies": Expected(
                 "warning",
-                "the kernel 7.3.1-200.fc45.x86_64 has a fault",
+                "kernel 7.3.1-200.fc45.x86_64 may have a fault",
                 "another kernel",
                 reboot=True,
             )
