@@ -98,7 +98,7 @@ class ForgeError(Exception):
 
 
 def _escape(character: str) -> str:
-    """Return a printable character unchanged, and any other one as its escape sequence."""
+    """Escape a character, unless it is printable, a newline or a tab."""
     if character.isprintable() or character in "\n\t":
         return character
     return ascii(character)[1:-1]

@@ -116,7 +116,7 @@ def test_test_packages_makes_no_base_where_nothing_was_built(tmp_path: Path) -> 
     project.recipe("alpha")
     (project.root / "build" / "host-base").unlink()
     done = project.forge("test-packages", "alpha", code=3)
-    assert "alpha: not in the channel; run: forge build alpha" in done.stdout + done.stderr
+    assert "alpha: not in the channel; run: ./forge build alpha" in done.stdout + done.stderr
     assert not (project.root / "build" / "host-base").exists()
 
 

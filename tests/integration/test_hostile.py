@@ -215,7 +215,7 @@ def test_what_is_run_was_installed_from_this_lock(tmp_path: Path) -> None:
     stack.install("default", tmp_path / "cache")
     text = stack.lock_file.read_text()
     stack.lock_file.write_text(text + "\n")
-    with pytest.raises(ForgeError, match="does not match .* run forge install app"):
+    with pytest.raises(ForgeError, match="does not match .* run ./forge install app"):
         stack.run("default", ["true"])
     stack.lock_file.write_text(text)
     for file in (tmp_path / "www/channel/noarch").glob("*.conda"):

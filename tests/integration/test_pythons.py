@@ -46,8 +46,8 @@ about: {license: MIT}
 def test_each_python_has_its_own_files(tmp_path: Path) -> None:
     """The packages of each Python have the files of that Python only.
 
-    While the second Python's packages are built, the prefix and the build tree of the first one no
-    longer exist.
+    Before the second Python's packages are built, the prefix and the build tree of the first one
+    are removed, except for the log.
     """
     channel = Source(tmp_path / "channel")
     for version in ("3.12", "3.13"):

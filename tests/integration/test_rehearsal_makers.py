@@ -289,7 +289,11 @@ def test_a_compiler_behind_conda_forges_name(host: compilers.Host, tmp_path: Pat
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> checkout.Place:
-    """A rehearsal whose copy has the files that overlays change, and an archive of one byte."""
+    """A rehearsal with a small copy of the checkout, and an archive of one byte in place of AMD's.
+
+    The copy has only files that overlays change. Of the recipes whose requirement `rocm*` is
+    replaced, it has only torchaudio's.
+    """
     monkeypatch.setattr(debian, "read_version", lambda _: "7.2.4+dfsg-1")
     place = checkout.Place.make(tmp_path / "rehearsal")
     names = [checkout.RECIPE, checkout.BASES, checkout.GATE, checkout.VARIANTS, checkout.TORCH]

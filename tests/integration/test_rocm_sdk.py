@@ -189,10 +189,11 @@ def test_each_file_is_in_one_package(source: Path, tmp_path: Path) -> None:
         "lib/libhsa-amd-aqlprofile64.so",
         "lib/librocprofiler-sdk.so",
         "lib/librocprofiler-sdk-attach.so",
-        # The driver of VA-API, and the libraries that it requires.
+        # The driver of VA-API, a link to it, and the library that it requires.
         f"{tree.SYSDEPS}/librocm_sysdeps_gallium_drv_video.so",
         f"{tree.SYSDEPS}/radeonsi_drv_video.so",
         f"{tree.SYSDEPS}/librocm_sysdeps_drm.so.2",
+        # rocSHMEM opens this library at run time.
         f"{tree.SYSDEPS}/libnuma.so",
         f"{tree.SYSDEPS}/librocm_sysdeps_numa.so.1",
     }

@@ -65,7 +65,7 @@ def test_lock_install_run(app: MiniProject) -> None:
     lock = app.root / "stacks/app/pixi.lock"
     assert not lock.exists(), "no host-bound lock may be in the folder that pixi reads"
     done = app.forge("install", "app")
-    assert "left out never-built: the channel lacks it (forge build never-built" in done.stdout
+    assert "left out never-built: the channel lacks it (./forge build never-built" in done.stdout
     app.forge("install", "app", "-e", "more")
     done = app.forge("run", "app", "--", "sh", "-c", 'echo "$ALPHA $CONDA_PREFIX"; exit 3', code=3)
     state, prefix = done.stdout.split()
@@ -82,7 +82,7 @@ def test_a_lock_before_anything_was_built_says_what_to_run(tmp_path: Path) -> No
     (project.root / "build" / "host-base").unlink()
     project.stack("app", text=MANIFEST)
     error = expect_error("lock", "app", **project.environment)
-    assert str(error) == "the host base is not made yet: run forge build-all --base host"
+    assert str(error) == "the host base is not made yet: run ./forge build-all --base host"
     assert not get_lock(project).exists()
 
 
@@ -183,7 +183,7 @@ def test_usage(app: MiniProject) -> None:
     text = lock.read_text()
     assert "no environment 'x'" in str(expect_error("install", "app", "-e", "x", **app.environment))
     error = expect_error("run", "app", "-e", "x", "--", "true", **app.environment)
-    assert "app -e x is not installed: run forge install app -e x" in str(error)
+    assert "app -e x is not installed: run ./forge install app -e x" in str(error)
     lock.write_text("version: [")
     error = expect_error("install", "app", **app.environment)
     assert "not a lock file" in str(error) and error.exit_code == 2

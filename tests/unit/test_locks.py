@@ -373,7 +373,7 @@ def test_a_package_that_is_left_out_is_named_with_its_recipe(
     monkeypatch.setattr(ctx.channel, "records", lambda: [built])
     Stack(ctx, "attention").write(None)
     printed = capsys.readouterr().out
-    assert re.findall(r"left out (\S+): .*\(forge build (\S+) ", printed) == [
+    assert re.findall(r"left out (\S+): .*\(./forge build (\S+) ", printed) == [
         ("flash-attn-kernels-gfx1151", "flash-attn-kernels-gfx1151"),
         ("strix-emulate-hip", "strix-emulate"),
     ]
@@ -395,7 +395,7 @@ def test_pixi_runs_nothing_without_an_environment(
     monkeypatch.setattr(Workspace, "run", lambda *_: None)
     monkeypatch.setenv("PYTHONPATH", "src")
     context = SimpleNamespace(obj=Context(root=tmp_path))
-    with pytest.raises(ForgeError, match="attention is not installed: run forge install attention"):
+    with pytest.raises(ForgeError, match="attention is not installed: run ./forge install attention"):
         stacks.run(context, "attention", ["true"])
     assert started == []
     (tmp_path / "build/stacks/attention/.pixi/envs/default/conda-meta").mkdir(parents=True)

@@ -107,7 +107,7 @@ def test_plan_says_what_it_costs(ran: list[str], monkeypatch: pytest.MonkeyPatch
     assert re.search(alpha, output)
     total = "in all: 2.0 GiB to download, 23.0 GiB of disk including the downloads (40 GiB free)"
     assert total in output
-    assert "in 24 GiB of memory, 4.0 CPU hours" in output
+    assert "4.0 CPU hours; this machine has 24 GiB of memory" in output
     set_machine(monkeypatch, 22, 24)
     assert "a build would not start: it needs 23.0 GiB of disk" in run_forge("plan")[0]
 

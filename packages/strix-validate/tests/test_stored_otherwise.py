@@ -77,7 +77,7 @@ def test_a_gguf_file_is_answered(tmp_path: Path) -> None:
     assert "vllm-gguf-plugin: compiled, interpreted, emulated (Q6_K)" in output
     assert "TRITON_ATTN: compiled, interpreted, emulated (heads)" in output
     assert "1 KiB of KV cache per token" in output
-    assert "environment formats" in output
+    assert "environment `formats`" in output
     assert "--tool-call-parser hermes" in output
     status, output = run(file, "--json")
     result = json.loads(output)

@@ -52,8 +52,8 @@ def preflight(
     lines.append(
         f"in all: {total.download:.1f} GiB to download, "
         f"{total.disk:.1f} GiB of disk including the downloads ({free_disk:.0f} GiB free), "
-        f"{max_jobs()} jobs in {memory:.0f} GiB of memory, "
-        f"{total.cpu_hours:.1f} CPU hours"
+        f"{total.cpu_hours:.1f} CPU hours; "
+        f"this machine has {memory:.0f} GiB of memory and runs {max_jobs()} jobs at once"
     )
     lacks = ""
     if total.disk > free_disk:

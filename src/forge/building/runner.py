@@ -262,7 +262,7 @@ class Builder:
             results.append(result)
             with self._attempt(result, PASSED, name):
                 if step.action != UP_TO_DATE:
-                    raise NotAttempted(f"{step.reason}; run: forge build {name}")
+                    raise NotAttempted(f"{step.reason}; run: ./forge build {name}")
                 self.display.phase(f"{name}: testing")
                 log = self.project.logs / f"{name}.test.log"
                 log.unlink(missing_ok=True)

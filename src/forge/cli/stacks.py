@@ -93,7 +93,7 @@ class Stack:
         if ctx.hostbase:
             index = ctx.hostbase.folder / "noarch" / "repodata.json"
             if not index.exists():
-                raise ForgeError("the host base is not made yet: run forge build-all --base host")
+                raise ForgeError("the host base is not made yet: run ./forge build-all --base host")
         if channel:
             our_channel = Location(channel).url
             unbuilt: set[str] = set()
@@ -138,7 +138,7 @@ class Stack:
         for name in sorted(_list_packages(self.manifest) - present):
             recipe_file = find_recipe(name, self.ctx.project)
             recipe = recipe_file.parent.name if recipe_file else name
-            out.print(f"left out {name}: the channel lacks it (forge build {recipe} prints why)")
+            out.print(f"left out {name}: the channel lacks it (./forge build {recipe} prints why)")
 
     @contextmanager
     def locking(self) -> Iterator[Path]:

@@ -373,7 +373,7 @@ def generate(context: typer.Context, check: Check = False) -> None:
 
 
 def _print_stale(name: Path) -> None:
-    err.print(f"{name} is not what forge generate writes: run forge generate")
+    err.print(f"{name} is not what forge generate writes: run ./forge generate")
 
 
 @app.command(cls=ForgeCommand)

@@ -125,7 +125,7 @@ class Workspace:
     def require_locked(self) -> None:
         """Raise ForgeError if the workspace has no lock."""
         if not self.lock_file.exists():
-            raise ForgeError(f"stack {self.name} is not locked: run forge lock {self.name}")
+            raise ForgeError(f"stack {self.name} is not locked: run ./forge lock {self.name}")
 
     def _words(self, environment: str) -> str:
         """Return the words that name an environment on the command line of `forge install`."""
@@ -135,7 +135,7 @@ class Workspace:
         """Raise ForgeError if an environment has not been installed, not even in part."""
         if not (self.prefix(environment) / "conda-meta").is_dir():
             stack = self._words(environment)
-            raise ForgeError(f"stack {stack} is not installed: run forge install {stack}")
+            raise ForgeError(f"stack {stack} is not installed: run ./forge install {stack}")
 
     def locked(self, environment: str) -> list[RepoDataRecord]:
         """List the locked packages of an environment.
@@ -217,7 +217,7 @@ class Workspace:
         mark = prefix / INSTALLED_FROM
         if not mark.exists() or mark.read_text() != sha256_file(self.lock_file):
             reason = f"does not match {self.lock_file} (locked again, or not installed completely)"
-            raise ForgeError(f"{prefix} {reason}: run forge install {self._words(environment)}")
+            raise ForgeError(f"{prefix} {reason}: run ./forge install {self._words(environment)}")
         variables = ActivationVariables(None, os.get_exec_path())
         script = f"{activate(prefix, variables).script}\nexec {shlex.join(command)}"
         os.execvpe("bash", ["bash", "-c", script], variables_for_commands())

@@ -197,7 +197,7 @@ class SourceCache:
                 reasons.append(f"{url}: {error}" if source.mirrors else str(error))
         raise NotAttempted(
             f"{source.origin} cannot be fetched ({'; '.join(reasons)}); "
-            f"get {source.kind} {source.digest} elsewhere and run: forge sources add FILE"
+            f"get {source.kind} {source.digest} elsewhere and run: ./forge sources add FILE"
         )
 
     def add(self, file: Path, sources: list[Source]) -> Source:

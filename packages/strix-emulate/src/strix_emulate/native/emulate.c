@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Executes runs of instructions on the registers of waves. The results are the same as those of the
-// functions on numpy arrays.
+// Python code, which executes the same instructions with numpy.
 //
-// operations.inc has the functions of the operations. generate.py generates it from the tables.
-// strix_run stops before an instruction that it cannot judge, for example because of a possible
-// race, an address out of bounds or a partial EXEC. Python then executes that instruction with
-// numpy, or traps.
+// The C functions of the operations are in operations.inc, which generate.py generates from the
+// Python tables of operations. strix_run stops before an instruction that C does not handle, for
+// example because of a possible race, an address out of bounds, or a partial EXEC in a WMMA. Python
+// then executes that instruction with numpy, or traps.
 #include "numbers.h"
 
 // Loops over n lanes. LANES requires a multiple of 32, so that its vector code has no remainder.

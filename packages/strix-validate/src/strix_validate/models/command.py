@@ -20,8 +20,8 @@ from strix_validate.terminal import JsonOption, VllmOption
 #: Exceptions that a file raises if its values have other types or sizes than expected.
 _MALFORMED = (*MALFORMED, RecursionError, OSError)
 _GGUF_NOTE = (
-    "vLLM reads GGUF only with vllm-gguf-plugin, which is in the vllm stack's environment formats; "
-    "llama.cpp reads GGUF too"
+    "vLLM reads GGUF only with vllm-gguf-plugin, which is in the environment `formats` of the vllm "
+    "stack; llama.cpp reads GGUF too"
 )
 
 

@@ -103,7 +103,7 @@ def read(path: Path) -> GgufModel:
     except ImportError as error:
         raise NoModel(
             f"{path.name} needs the package gguf, which is not installed: "
-            f"{suggest_installation('gguf')}, or use the vllm stack's environment formats"
+            f"{suggest_installation('gguf')}, or use the environment `formats` of the vllm stack"
         ) from error
     fields: dict[str, Any] = {}
     tensors: list[Any] = []

@@ -121,8 +121,8 @@ class Comparison:
         measured = f"{self.name}: {self.value:.3g} {speed.unit}, expected {self.expected}"
         if self.verdict == "too fast":
             return (
-                f"{measured}: more than the hardware allows, so the measurement is wrong, or this "
-                "is another GPU"
+                f"{measured}: more than the hardware allows, so the measurement is wrong, or "
+                "another GPU reports itself as gfx1151"
             )
         kernels = f" Kernels that ran: {self.kernels}." if self.kernels else ""
         return (

@@ -168,8 +168,8 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
         check = Check(
             f"bench/{route}/{size}-{mask}",
             f"{route} {SIZES[size].shapes()[:2]} {mask}: time and rate of each pass",
-            "a speed-up that is claimed but not measured, or a rate that counts twice as many "
-            "operations as there are: "
+            "published numbers that are wrong: a speed-up that was claimed but not measured, or a "
+            "rate computed from twice as many operations as there are: "
             "https://github.com/lhl/strix-halo-testing",
         )
         functions[check] = partial(_call_measure, measure, (route, size, mask))

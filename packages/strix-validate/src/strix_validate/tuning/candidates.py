@@ -40,7 +40,8 @@ Configuration = dict[str, Any]
 #: Numbers of tokens of the prompt and of the cache in timed calls.
 PROMPT = 2048
 CACHE = 4096
-#: Numbers of tokens of a step. vLLM's file has a row for each number; vLLM uses the nearest.
+#: Numbers of tokens of a step for which experts are tuned. The tuned file has a row for each of
+#: them. For a step of another number of tokens, vLLM uses the row of the nearest number.
 STEPS = (1, 8, 32, 128, 512, 2048)
 #: Number of tokens of a prompt whose result is checked. It is not a multiple of a tile's size.
 _CHECKED = 300

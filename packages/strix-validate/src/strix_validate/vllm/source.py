@@ -2,8 +2,8 @@
 """Import vLLM's Triton kernels from a folder of its source, without its compiled extension.
 
 The modules that define kernels, the functions that launch them and some helpers are vLLM's own. The
-other modules that they import are replaced: vLLM's platform by one that describes a gfx1151, vLLM's
-wrapper of Triton by Triton, and all others by mocks. The replacements affect the whole process, so
+other modules that they import are replaced: vLLM's platform by one that describes the GPU TARGET,
+vLLM's wrapper of Triton by Triton, and all others by mocks. The replacements affect the whole process, so
 call :func:`install` in a child process only.
 """
 
@@ -82,7 +82,7 @@ _CLASSES = {
 }
 #: The module from which FLA's kernels import exp and log. These are aliases of Triton's functions.
 _EXP = "vllm.third_party.flash_linear_attention.ops.op"
-#: Functions of vllm.platforms.rocm that return True on gfx1151.
+#: Functions of vllm.platforms.rocm that return True on the GPU TARGET, by default gfx1151.
 _GPU_IS = ("on_gfx1x", "on_gfx11", f"on_{TARGET[:-1]}x", f"on_{TARGET}", "on_rdna")
 #: The compute capability as vLLM counts it: 115 is (11, 5).
 _CAPABILITY = int(TARGET[3:6])
