@@ -395,7 +395,9 @@ def test_pixi_runs_nothing_without_an_environment(
     monkeypatch.setattr(Workspace, "run", lambda *_: None)
     monkeypatch.setenv("PYTHONPATH", "src")
     context = SimpleNamespace(obj=Context(root=tmp_path))
-    with pytest.raises(ForgeError, match="attention is not installed: run ./forge install attention"):
+    with pytest.raises(
+        ForgeError, match="attention is not installed: run ./forge install attention"
+    ):
         stacks.run(context, "attention", ["true"])
     assert started == []
     (tmp_path / "build/stacks/attention/.pixi/envs/default/conda-meta").mkdir(parents=True)
