@@ -6,6 +6,7 @@ import mutate
 import numpy as np
 import pytest
 from strix_emulate import Options
+from strix_emulate.statistics import describe_launch
 from test_targets import DIFFERENT
 
 
@@ -39,6 +40,12 @@ def test_schedules_and_poison_do_not_change_results():
         outs, again = fixtures.run_attention(True, case, options=options)
         assert all((a == b).all() for a, b in zip(outs, plain, strict=True))
         assert again.executed == done.executed
+
+
+def test_executed_is_the_sum_over_classes():
+    """Only real instructions count: a block before a branch target has none that ends it."""
+    _, done = fixtures.run_attention(True, fixtures.attention_case(True, 100))
+    assert done.executed == describe_launch(done)["executed"]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "causal"])

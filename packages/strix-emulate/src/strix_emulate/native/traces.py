@@ -77,7 +77,7 @@ class Trace:
     def __init__(self, session: Session | None, blocks: list):
         self.session: Any = session
         self.blocks = blocks
-        self.length = sum(len(block.steps) + 1 for block in blocks)
+        self.length = sum(block.length for block in blocks)
         self.highest = max(block.start for block in blocks[1:])
         self.entered = 0
         self.early_exits = 0

@@ -160,6 +160,11 @@ class Block:
     untraced_entries: int = 0
     trace_attempts: int = 0
 
+    @property
+    def length(self) -> int:
+        """The number of instructions, with `end`."""
+        return len(self.steps) + (self.end is not None)
+
     def tail(self, address: int, steps: list[Step]) -> "Block":
         """Return a new block that begins at an address in this one, with the same end."""
         return replace(

@@ -195,7 +195,7 @@ class Scheduler:
             last = self._run_trace(block, g, limit) if self._uses_traces else None
             if last is None:
                 block.entered += g.n
-                self.executed += g.n * (len(block.steps) + 1)
+                self.executed += g.n * block.length
             self._check_budget(g)
             if last is None:
                 self._execute(block, g)
@@ -299,7 +299,7 @@ class Scheduler:
         last = trace.execute(g, self._findings)
         for entered in trace.blocks[: last + 1]:
             entered.entered += g.n
-            self.executed += g.n * (len(entered.steps) + 1)
+            self.executed += g.n * entered.length
         return trace.blocks[last] if last >= 0 else None
 
     def _call(self, ins: Instruction, g: Waves) -> list[Waves]:
