@@ -268,7 +268,10 @@ def test_signalling_nan_wins_over_a_number(kind):
 
 
 def test_constants_of_packed_operations():
-    """op_sel selects from the halves that LLVM's getInlineEncodingV216 defines."""
+    """op_sel selects a half of a constant's 32 bits.
+
+    For an inline constant, LLVM's getInlineEncodingV216 defines these bits.
+    """
     text = """
     v_pk_add_f16 v1, v0, 1.0
     v_pk_add_f16 v2, v0, 1.0 op_sel_hi:[1,0]

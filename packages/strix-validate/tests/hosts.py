@@ -119,7 +119,8 @@ WITHOUT_KFD = {
     f"{PCI}/driver": Path("/sys/bus/pci/drivers/amdgpu"),
 }
 HALO = {"__amdgpu": "0", "__amdgpu_arch": "11.5.1"}
-#: By name: a machine's files, and the virtual packages that pixi's solver detects.
+#: For each machine: the changes to the healthy machine's files, and the virtual packages that pixi
+#: detects there.
 MACHINES = {
     "alone": ({}, HALO),
     "beside-discrete": (DISCRETE, {"__amdgpu": "0", "__amdgpu_arch": "11.0.0"}),

@@ -115,9 +115,6 @@ def test_a_block_that_the_context_does_not_hold_is_skipped(judged):
     assert results["prefix"].state is State.SKIPPED
 
 
-#: By fault, a context length without room for prompts of 8,192 tokens, which would also show the
-#: fault.
-SHORT = dict.fromkeys(("long-swapped", "hybrid", "drafts-cache"), 8000)
 #: Each fault of a server, the checks that it makes fail, and part of their reasons.
 FAULTS: list[tuple[str, set[str], str]] = [
     ("random", {"text"}, "as random weights do"),
@@ -209,8 +206,7 @@ FAULTS: list[tuple[str, set[str], str]] = [
 
 @pytest.mark.parametrize(("fault", "failing", "reason"), FAULTS, ids=[row[0] for row in FAULTS])
 def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, reason, judged):
-    context = SHORT.get(fault, 40_960)
-    results = judged(failing, fault=fault, drafts=fault == "drafts-cache", context=context)
+    results = judged(failing, fault=fault, drafts=fault == "drafts-cache", context=40_960)
     assert {name for name, r in results.items() if r.state is State.FAILED} == failing, results
     assert all(reason in result.reason for result in results.values()), results
 
@@ -226,6 +222,7 @@ def test_a_wrong_server_fails_where_it_is_wrong(fault, failing, reason, judged):
         ("chat-echo", "chat-answer", "it is an echo"),
         ("calls-as-text", "tools", "the answer is text"),
         ("schema-ignored", "schema", "the JSON schema is ignored"),
+        ("chat-no-prompt-count", "chat", "counts no tokens of its prompt"),
     ],
 )
 def test_a_chat_without_token_ids_is_judged_as_well(fault, failing, reason, judged):

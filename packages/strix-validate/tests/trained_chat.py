@@ -89,11 +89,12 @@ class Handler(trained_server.Handler):
             return
         tokens, logprobs = self.chat_tokens(body, prompt, choice)
         message, finish = self.message(body, tokens, choice)
+        read = 0 if fault == "chat-no-prompt-count" else len(prompt)
         written = len(tokens) + (fault == "chat-usage")
         usage = {
-            "prompt_tokens": len(prompt),
+            "prompt_tokens": read,
             "completion_tokens": written,
-            "total_tokens": len(prompt) + written,
+            "total_tokens": read + written,
         }
         with LOCK:
             server.read += len(prompt)

@@ -98,4 +98,4 @@ def require_modest_array(file: Path) -> None:
         with zipfile.ZipFile(file) as archive:
             size = sum(member.file_size for member in archive.infolist())
     if size > ARRAY:
-        raise LoadError(f"{file}: holds {size} bytes, at most {ARRAY} are read")
+        raise LoadError(f"{file}: holds {size} bytes, more than {ARRAY}, the limit for arrays")

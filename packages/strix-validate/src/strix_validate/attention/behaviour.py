@@ -258,7 +258,10 @@ def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the logsumexp of a causal call. On CUDA, each row is padded to a multiple of 32."""
+    """Return the logsumexp of a causal call.
+
+    On NVIDIA GPUs, its last dimension, the queries, is padded to a multiple of 32.
+    """
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
     return operator(q, k, v, None, True, 0.0, True)[1]
 

@@ -122,7 +122,10 @@ def _suggest_kernel_package(tree: Tree) -> str:
     if family == "ubuntu":
         return _suggest_ubuntu_kernel(tree)
     if family == "debian":
-        return "sudo apt install -t $(lsb_release -cs)-backports linux-image-amd64"
+        return (
+            "add Debian's backports to apt's sources, then: sudo apt update && sudo apt install "
+            "-t $(. /etc/os-release; echo $VERSION_CODENAME)-backports linux-image-amd64"
+        )
     if family in _UPGRADE:
         return _UPGRADE[family].format(fedora="kernel")
     version = kernel_release.find_first_fixed()

@@ -107,8 +107,9 @@ def _judge_abort(server: Endpoint) -> dict:
 def _recall_check(length: int) -> ServerCheck:
     return _users_check(
         lambda server: judges.judge_recall(server, length),
-        f"the model repeats five numbers that each of two prompts of {length} tokens contains. "
-        "Attention or the cache may be wrong only beyond a length: "
+        f"the model repeats the five numbers that a prompt of {length} tokens contains, when two "
+        "such prompts with different numbers are sent at once. Attention or the cache may be wrong "
+        "only in prompts beyond some length: "
         "https://github.com/vllm-project/vllm/issues/42684",
     )
 

@@ -130,7 +130,10 @@ class ServerSession:
 
     @_computed_once
     def reference(self) -> list[float]:
-        """Log probability of every possible next token. The model is written on first use."""
+        """Log probability of each token that can follow the prompt, as transformers computes it.
+
+        The first use of this property also writes the tiny model.
+        """
         self.need_vllm()
         return in_child("make", self.folder / "model")["logprobs"]
 

@@ -3,8 +3,8 @@
 
 The modules that define kernels, the functions that launch them and some helpers are vLLM's own. The
 other modules that they import are replaced: vLLM's platform by one that describes the GPU TARGET,
-vLLM's wrapper of Triton by Triton, and all others by mocks. The replacements affect the whole process, so
-call :func:`install` in a child process only.
+vLLM's wrapper of Triton by Triton, and all others by mocks. The replacements affect the whole
+process, so call :func:`install` in a child process only.
 """
 
 import importlib
