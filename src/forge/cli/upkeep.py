@@ -40,7 +40,7 @@ patches_app = typer.Typer(
 app.add_typer(sources_app, name="sources")
 app.add_typer(patches_app, name="patches")
 
-Every = Annotated[
+ForAllVariants = Annotated[
     bool,
     Option("--every", help="Include the files for every Python and base."),
 ]
@@ -86,16 +86,16 @@ LINT_RESULTS = {
 def select_sources(
     ctx: Context,
     packages: Iterable[str] | None = None,
-    every: bool = False,
+    for_all_variants: bool = False,
 ) -> list[tuple[str, Source]]:
     """List the sources of recipes, each with its recipe's name.
 
     Args:
         ctx: The context.
         packages: Recipe names; none for all.
-        every: Include the sources for every Python and base.
+        for_all_variants: Include the sources for every Python and base.
     """
-    recipe_set = load_all_sources(ctx.project) if every else ctx.all_recipes
+    recipe_set = load_all_sources(ctx.project) if for_all_variants else ctx.all_recipes
     selected = ctx.select(packages, recipe_set)
     sources = []
     for name, recipe in recipe_set.recipes.items():
@@ -109,7 +109,7 @@ def select_sources(
 def fetch(
     context: typer.Context,
     packages: OptionalPackages = None,
-    every: Every = False,
+    for_all_variants: ForAllVariants = False,
 ) -> None:
     """Download the sources of recipes into the cache, so that they can be built offline.
 
@@ -120,7 +120,7 @@ def fetch(
     cache = SourceCache(ctx.project)
     codes = []
     with ctx.display(out) as display:
-        for name, source in select_sources(ctx, packages, every):
+        for name, source in select_sources(ctx, packages, for_all_variants):
             try:
                 path = cache.fetch(source, display.download)
             except ForgeError as error:
@@ -140,7 +140,7 @@ def add(context: typer.Context, files: SourcePaths) -> None:
     """
     ctx: Context = context.obj
     cache = SourceCache(ctx.project)
-    sources = [source for _, source in select_sources(ctx, every=True)]
+    sources = [source for _, source in select_sources(ctx, for_all_variants=True)]
     codes = []
     for path in files:
         for file in _list_source_files(path):
