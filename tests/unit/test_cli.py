@@ -119,6 +119,10 @@ PASSED_ON = {
     "run attention tool --variant v": ["tool", "--variant", "v"],
     "run --base host -e default attention tool --output o": ["tool", "--output", "o"],
     "run attention -- tool --channel c -e gpu": ["tool", "--channel", "c", "-e", "gpu"],
+    "run attention -e default tool -e gpu": ["tool", "-e", "gpu"],
+    "run -e gpu attention --environment=default --base host tool": ["tool"],
+    "run attention tool -- -k x": ["tool", "--", "-k", "x"],
+    "run -- attention tool --help": ["tool", "--help"],
 }
 
 

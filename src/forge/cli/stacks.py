@@ -58,7 +58,7 @@ Served = Annotated[
 ]
 Words = Annotated[
     list[str],
-    Argument(metavar="COMMAND...", help="Command; write -- before it."),
+    Argument(metavar="COMMAND...", help="Command with its arguments. Options stand before it."),
 ]
 
 
@@ -309,12 +309,36 @@ def install(
 
 
 class RunCommand(ForgeCommand):
-    """A command whose own options end at `--` or, without `--`, at the name of the stack."""
+    """A command whose own options end at COMMAND, or at a `--` before it, as in `pixi run`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Separate the command's own arguments from COMMAND."""
-        ctx.allow_interspersed_args = "--" in args
-        return super().parse_args(ctx, args)
+        """Write `--` before COMMAND, so that COMMAND keeps its own options and its own `--`."""
+        position = self._find_command(args)
+        command = args[position:]
+        if command and command[0] != "--":
+            command.insert(0, "--")
+        return super().parse_args(ctx, [*args[:position], *command])
+
+    def _find_command(self, args: list[str]) -> int:
+        """Return the position of `--` or COMMAND. Before it, there are only options and STACK."""
+        options_with_value = set()
+        for parameter in self.params:
+            if not getattr(parameter, "is_flag", False):
+                options_with_value.update(parameter.opts)
+        has_stack = False
+        is_value = False
+        for position, word in enumerate(args):
+            if is_value:
+                is_value = False
+            elif word == "--":
+                return position
+            elif word.startswith("-"):
+                is_value = word in options_with_value
+            elif has_stack:
+                return position
+            else:
+                has_stack = True
+        return len(args)
 
 
 @app.command(cls=RunCommand)
