@@ -18,6 +18,11 @@ from pathspec import GitIgnoreSpec
 from forge.errors import Failed, ForgeError
 from forge.limits import read_bytes
 
+# The number of bytes that a copy reads at once.
+CHUNK = 1 << 20
+# The end of a message about a file that cannot be read or written.
+ADVICE = "Fix that and run the same command again"
+
 
 def sha256_file(path: Path) -> str:
     """Return the sha256 of a file, as hex."""
@@ -133,11 +138,13 @@ def open_whole(target: Path) -> Iterator[BinaryIO]:
             # rattler-build writes packages with mode 0600, which a web server cannot read
             os.fchmod(out.fileno(), 0o644)
         partial.replace(target)
+    except Failed:
+        # The source of a copy cannot be read.
+        remove_all([partial])
+        raise
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        advice = "Fix that and run the same command again"
-        raise Failed(f"cannot write {target}: {error.strerror}. {advice}") from None
+        remove_all([partial])
+        raise Failed(f"cannot write {target}: {error.strerror}. {ADVICE}") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -148,8 +155,19 @@ def write_text(path: Path, text: str) -> None:
 
 def copy_whole(source: Path, target: Path) -> None:
     """Copy a file in one step, so that no program reads half of it; or raise Failed."""
-    with source.open("rb") as stream, open_whole(target) as out:
-        shutil.copyfileobj(stream, out)
+    with open_whole(target) as out:
+        for chunk in _read_chunks(source):
+            out.write(chunk)
+
+
+def _read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in parts. Raise Failed if the file cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                yield chunk
+    except OSError as error:
+        raise Failed(f"cannot read {path}: {error.strerror}. {ADVICE}") from None
 
 
 def move_whole(source: Path, target: Path) -> None:

@@ -19,8 +19,8 @@ from forge import bases, network
 from forge.conda.local import LocalChannel, Record
 from forge.envs import lockfile
 from forge.envs.workspace import Workspace
-from forge.errors import ForgeError, NotAttempted
-from forge.files import read_text
+from forge.errors import Failed, ForgeError, NotAttempted
+from forge.files import copy_whole, read_text
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
@@ -72,6 +72,25 @@ def test_a_pipe_is_not_read_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyP
     project = Project.at(mini.root)
     with pytest.raises(ForgeError, match=r"beta/recipe\.yaml is not a file"):
         RecipeSet(project, bases.load(project, "conda-forge"))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        # Nothing is mapped at address 0, so a read of this file fails as that of a failing disk.
+        ("/proc/self/mem", "Input/output error"),
+        ("/proc/self", "Is a directory"),
+        ("/proc/self/absent", "No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_copied_is_named(source: str, reason: str, tmp_path: Path) -> None:
+    """The message names the source. The target stays as it is, and nothing is left beside it."""
+    target = tmp_path / "target"
+    target.write_text("old")
+    with pytest.raises(Failed, match=rf"^cannot read {source}: {reason}\. Fix that"):
+        copy_whole(Path(source), target)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("target", ["../x", "/etc", "a/../../b"])

@@ -203,6 +203,18 @@ def test_a_folder_of_wheels_and_a_copy_that_is_cut(index: Index) -> None:
     assert index.fetch() == "a wheel of another system"
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"), [("/proc/self/mem", "Input/output error"), ("/proc/self", "Is a directory")]
+)
+def test_a_local_source_that_cannot_be_read(index: Index, path: str, reason: str) -> None:
+    """The message blames the source, and not the file of the cache.
+
+    Nothing is mapped at address 0, so a read of /proc/self/mem fails as that of a failing disk.
+    """
+    with pytest.raises(NotAttempted, match=rf"file://{path} cannot be fetched \(.*{reason}\)"):
+        index.fetch(url=f"file://{path}", purl=None)
+
+
 def test_a_server_without_ranges_sends_all_of_it_again(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"whole")
     partial = tmp_path / "partial"

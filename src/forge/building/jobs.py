@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forge.errors import Failed
+from forge.files import ADVICE
 from forge.limits import last_lines
 from forge.processes import (
     POLL_SECONDS,
@@ -274,7 +275,7 @@ class LogFollower:
                     log.write(text)
             except OSError as error:
                 reason = f"cannot write {self.log}: {error.strerror}"
-                raise Failed(f"{reason}. Fix that and run the same command again") from None
+                raise Failed(f"{reason}. {ADVICE}") from None
             for line in text.decode(errors="replace").splitlines():
                 self.show_line(line)
 

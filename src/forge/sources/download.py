@@ -26,6 +26,7 @@ from unearth.fetchers import PyPIClient
 
 from forge import limits, network
 from forge.errors import Failed, ForgeError, NotAttempted
+from forge.files import ADVICE
 
 # The type is Any, because unearth's types of a client contradict each other.
 CLIENT: Any = PyPIClient
@@ -45,7 +46,11 @@ TRUE = ("1", "t", "true", "y", "yes", "on")
 
 
 class PacedBody(HTTPX.SyncByteStream):  # type: ignore[name-defined]
-    """The body of a response. Reading it raises ReadTimeout if the server is too slow."""
+    """The body of a response.
+
+    Reading it raises ReadTimeout if the server is too slow, and ReadError if it is the content of a
+    local file that cannot be read.
+    """
 
     def __init__(self, response: Any) -> None:
         """Replace the body of a response by this object."""
@@ -54,12 +59,15 @@ class PacedBody(HTTPX.SyncByteStream):  # type: ignore[name-defined]
         response.stream = self
 
     def __iter__(self) -> Iterator[bytes]:
-        for data in self.stream:
-            self.pace.bytes += len(data)
-            yield data
-            delay = self.pace.check()
-            if delay:
-                raise HTTPX.ReadTimeout(delay)
+        try:
+            for data in self.stream:
+                self.pace.bytes += len(data)
+                yield data
+                delay = self.pace.check()
+                if delay:
+                    raise HTTPX.ReadTimeout(delay)
+        except OSError as error:
+            raise HTTPX.ReadError(f"cannot read it: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the body."""
@@ -256,10 +264,8 @@ class Downloader:
         except HTTPX.HTTPError as error:
             raise NotAttempted(str(error) or repr(error)) from None
         except OSError as error:
-            # Remove the partial file, because otherwise a full disk would stay full.
-            partial.unlink(missing_ok=True)
-            reason = f"cannot write {partial}: {error.strerror}"
-            raise Failed(f"{reason}. Fix that and run the same command again") from None
+            # The URL may be that of a folder, for example.
+            raise NotAttempted(f"cannot read {link.redacted}: {error.strerror}") from None
 
 
 def _load_certificates(settings: dict[str, str]) -> ssl.SSLContext | bool:
@@ -288,16 +294,25 @@ def _write_body(
         partial: The path to write to.
         start: The number of bytes that `partial` already has.
         progress: Shows the progress; see Progress in sources.cache.
+
+    Raises:
+        NotAttempted: The file is too large.
+        Failed: The file cannot be written.
     """
     is_resumed = response.status_code == 206
     size = start if is_resumed else 0
     length = response.headers.get("content-length")
     total = size + int(length) if length else None
-    with partial.open("ab" if is_resumed else "wb") as out:
-        # iter_raw does not buffer. A buffer's content would be lost if the connection breaks.
-        for chunk in response.iter_raw():
-            size += out.write(chunk)
-            if size > limits.SOURCE:
-                excess = f"sent more than {limits.SOURCE} bytes, which no source has"
-                raise NotAttempted(f"{link.redacted} {excess}")
-            progress(link.filename, size, total)
+    try:
+        with partial.open("ab" if is_resumed else "wb") as out:
+            # iter_raw does not buffer. A buffer's content would be lost if the connection breaks.
+            for chunk in response.iter_raw():
+                size += out.write(chunk)
+                if size > limits.SOURCE:
+                    excess = f"sent more than {limits.SOURCE} bytes, which no source has"
+                    raise NotAttempted(f"{link.redacted} {excess}")
+                progress(link.filename, size, total)
+    except OSError as error:
+        # Remove the partial file, because otherwise a full disk would stay full.
+        partial.unlink(missing_ok=True)
+        raise Failed(f"cannot write {partial}: {error.strerror}. {ADVICE}") from None
