@@ -4,6 +4,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -158,9 +159,40 @@ def test_proxy(index: Index) -> None:
     index.settings["proxy"] = "127.0.0.1:9"
     with pytest.raises(NotAttempted, match="pip's index offers no demo"):
         index.fetch()
-    index.settings["proxy"] = "socks4://127.0.0.1:9"
-    with pytest.raises(ForgeError, match="the proxy of pip or of the environment cannot be used"):
+    for proxy in ("socks4://127.0.0.1:9", "http://127.0.0.1:port"):
+        index.settings["proxy"] = proxy
+        with pytest.raises(ForgeError, match="the proxy of pip or of the environment cannot be"):
+            index.fetch()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("trusted-host", "a.invalid b.invalid:port", "has trusted-host b.invalid:port, which is"),
+        ("trusted-host", "a.invalid:70000", "has trusted-host a.invalid:70000, .* out of range"),
+        ("trusted-host", "a..ä", "has trusted-host a..ä, which is invalid"),
+        ("index-url", "http://[::1/simple", r"has the index http://\[::1/simple, which is invalid"),
+        ("extra-index-url", "http://u:word@h:x/simple", "has the index http://h:x/simple, which"),
+        ("find-links", "http://[::1/wheels", r"offers no demo .*; http://\[::1/wheels: Val.*IPv6"),
+        ("client-cert", "/nowhere/me.pem", "cannot read the certificate /nowhere/me.pem: .*No"),
+        ("client-cert", "/dev/null", r"cannot read the certificate /dev/null: \[SSL\]"),
+    ],
+)
+def test_a_wrong_setting_of_pip_is_named(index: Index, key: str, value: str, message: str) -> None:
+    """The message names the setting, and not the proxy."""
+    index.settings[key] = value
+    with pytest.raises(ForgeError, match=message) as failed:
         index.fetch()
+    assert "proxy" not in str(failed.value)
+    assert "word" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a.invalid:port/a.bin", "http://[::1/a.bin", "file://a.invalid/a.bin"]
+)
+def test_a_wrong_url_of_a_source_is_named(index: Index, url: str) -> None:
+    with pytest.raises(NotAttempted, match=f"{re.escape(url)} is not a valid URL"):
+        index.fetch(url=url, purl=None)
 
 
 def test_a_server_proves_who_it_is(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

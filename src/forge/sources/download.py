@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from packageurl import PackageURL
 from unearth import Link, Package, PackageFinder
@@ -155,27 +156,7 @@ class Downloader:
         words = {key: value.split() for key, value in settings.items()}
         index_urls = words.get("index-url", [])
         extra_urls = words.get("extra-index-url", [])
-        proxy = settings.get("proxy")
-        if proxy and "://" not in proxy:
-            # pip also accepts HOST:PORT.
-            proxy = f"http://{proxy}"
-        client_certificate = settings.get("client-cert")
-        if client_certificate:
-            client_certificate = str(Path(client_certificate).expanduser())
-        try:
-            self.client = Client(
-                trusted_hosts=words.get("trusted-host", []),
-                verify=_load_certificates(settings),
-                cert=client_certificate,
-                proxy=proxy,
-                auth=MultiDomainBasicAuth(prompting=False, index_urls=[*index_urls, *extra_urls]),
-                follow_redirects=True,
-                event_hooks={"response": [PacedBody]},
-            )
-        except (ValueError, ImportError) as error:
-            # The proxy may be socks5:// without socksio, for example.
-            reason = f"the proxy of pip or of the environment cannot be used: {error}"
-            raise ForgeError(reason) from None
+        self.client = _make_client(settings, [*index_urls, *extra_urls])
         # If no index is given, unearth uses PyPI.
         self._finder = PackageFinder(
             self.client,
@@ -214,7 +195,7 @@ class Downloader:
             try:
                 files += self._finder.find_all_packages(project, allow_yanked=True)
             except UNREADABLE as error:
-                reasons.append(f"{Link(index['url']).redacted}: {error!r:.300}")
+                reasons.append(f"{index['url']}: {error!r:.300}")
         if not files:
             raise NotAttempted(f"pip's index offers no {project} ({'; '.join(reasons)})")
         return files
@@ -252,8 +233,8 @@ class Downloader:
         headers = {"Accept-Encoding": "identity"}
         if size:
             headers["Range"] = f"bytes={size}-"
-        url = link.url_without_fragment
         try:
+            url = link.url_without_fragment
             with self.client.stream("GET", url, headers=headers) as response:
                 if response.status_code == 416:
                     # The file is already complete.
@@ -266,6 +247,62 @@ class Downloader:
         except OSError as error:
             # The URL may be that of a folder, for example.
             raise NotAttempted(f"cannot read {link.redacted}: {error.strerror}") from None
+        except (ValueError, HTTPX.InvalidURL) as error:
+            # The port may not be a number, for example.
+            raise NotAttempted(f"{link.url} is not a valid URL: {error}") from None
+
+
+def _make_client(settings: dict[str, str], index_urls: list[str]) -> Client:
+    """Make a client with the credentials, proxy and certificates of pip.
+
+    Args:
+        settings: The settings of pip.
+        index_urls: The URLs of all indexes.
+
+    Raises:
+        ForgeError: A setting is invalid.
+    """
+    trusted_hosts = settings.get("trusted-host", "").split()
+    for url in index_urls:
+        _require_url(f"the index {url}", url)
+    for host in trusted_hosts:
+        _require_url(f"trusted-host {host}", f"all://{host}")
+    proxy = settings.get("proxy")
+    if proxy and "://" not in proxy:
+        # pip also accepts HOST:PORT.
+        proxy = f"http://{proxy}"
+    client_certificate = settings.get("client-cert")
+    if client_certificate:
+        client_certificate = str(Path(client_certificate).expanduser())
+    verify = _load_certificates(settings)
+    try:
+        return Client(
+            trusted_hosts=trusted_hosts,
+            verify=verify,
+            cert=client_certificate,
+            proxy=proxy,
+            auth=MultiDomainBasicAuth(prompting=False, index_urls=index_urls),
+            follow_redirects=True,
+            event_hooks={"response": [PacedBody]},
+        )
+    except (ValueError, ImportError, HTTPX.InvalidURL) as error:
+        # The proxy may be socks5:// without socksio, for example.
+        reason = f"the proxy of pip or of the environment cannot be used: {error}"
+        raise ForgeError(reason) from None
+    except OSError as error:
+        file = client_certificate or "that SSL_CERT_FILE names"
+        raise ForgeError(f"cannot read the certificate {file}: {error}") from None
+
+
+def _require_url(setting: str, url: str) -> None:
+    """Raise ForgeError if a URL is invalid. The message names `setting`, its origin."""
+    try:
+        # Unlike httpx, urllib checks the range of the port.
+        _ = urlsplit(url).port
+        HTTPX.URL(url)
+    except (ValueError, HTTPX.InvalidURL) as error:
+        reason = f"pip's configuration has {setting}, which is invalid: {error}"
+        raise ForgeError(f"{reason}. Correct it; pip config debug names its place") from None
 
 
 def _load_certificates(settings: dict[str, str]) -> ssl.SSLContext | bool:
