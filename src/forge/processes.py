@@ -2,6 +2,7 @@
 """Limit the number of compilers that run at once, and find and end the processes of builds."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from forge.errors import ForgeError
 
 PROC = Path("/proc")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 POLL_SECONDS = 0.1
 # The file in a job's output folder that has the id of the job's session.
 SESSION = "session"
@@ -168,7 +170,7 @@ def max_jobs() -> int:
     """Return how many compilers a build may run at once.
 
     This is the environment variable MAX_JOBS. Without it, the number is limited to one per core and
-    one per GIB_PER_JOB of memory.
+    one per GIB_PER_JOB of memory. Only cores and memory that this process may use count.
     """
     setting = os.environ.get("MAX_JOBS")
     if setting:
@@ -176,9 +178,42 @@ def max_jobs() -> int:
             raise ForgeError(f"MAX_JOBS={setting!r:.40} is not a positive whole number")
         return int(setting)
     cores = len(os.sched_getaffinity(0))
+    for limit in _read_limits("cpu.max"):
+        quota, period = limit.split()
+        if quota != "max":
+            cores = min(cores, math.ceil(int(quota) / int(period)))
     return max(1, min(cores, int(memory_gib() / GIB_PER_JOB)))
 
 
 def memory_gib() -> float:
-    """Return the memory of this machine, in GiB."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    """Return the memory that this process may use, in GiB.
+
+    This is the memory of the machine, or the limit of a control group, such as that of a container.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [*_read_limits("memory.max"), *_read_limits("memory.limit_in_bytes", "memory")]
+    for limit in limits:
+        if limit != "max":
+            memory = min(memory, int(limit))
+    return memory / 2**30
+
+
+def _read_limits(name: str, controller: str = "") -> Iterator[str]:
+    """Yield the content of a file in each control group (cgroup) that contains this process.
+
+    Args:
+        name: The name of the file.
+        controller: The controller for version 1 of control groups; empty for version 2.
+    """
+    groups = PROC / "self" / "cgroup"
+    if not groups.exists():
+        # The kernel was built without control groups.
+        return
+    for line in groups.read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers != controller:
+            continue
+        folder = CONTROL_GROUPS / controller / group.lstrip("/")
+        for parent in (folder, *folder.parents):
+            with contextlib.suppress(OSError):
+                yield (parent / name).read_text().strip()

@@ -142,7 +142,27 @@ def test_a_person_works_in_the_folder_of_a_job(name: str, counts: bool, tmp_path
             process.kill()
 
 
+@pytest.fixture
+def limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that replaces the control groups of this process.
+
+    Its arguments are the content of /proc/self/cgroup, and files of /sys/fs/cgroup with their
+    content.
+    """
+    monkeypatch.setattr(processes, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(processes, "CONTROL_GROUPS", tmp_path / "cgroup")
+
+    def write(groups: str, files: dict[str, str]) -> None:
+        for path, text in {"proc/self/cgroup": groups, **files}.items():
+            file = tmp_path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+
+    return write
+
+
 @pytest.mark.parametrize(("gib", "jobs_allowed"), [(64, 8), (7, 3), (1, 1)])
+@pytest.mark.usefixtures("limit")
 def test_compilers_share_the_memory(
     gib: int, jobs_allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,9 +182,48 @@ def test_compilers_share_the_memory(
             max_jobs()
 
 
+@pytest.mark.usefixtures("limit")
 def test_the_memory_of_this_machine() -> None:
     total = re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
     assert processes.memory_gib() == pytest.approx(int(total[1]) / 2**20, rel=0.1)
+
+
+IN_CONTAINER = {"cgroup/memory.max": str(6 << 30), "cgroup/cpu.max": "250000 100000"}
+OF_PARENT = {
+    "cgroup/a.slice/memory.max": str(8 << 30),
+    "cgroup/a.slice/cpu.max": "400000 100000",
+    "cgroup/a.slice/b.scope/memory.max": "max",
+    "cgroup/a.slice/b.scope/cpu.max": "max 100000",
+}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "gib", "jobs_allowed"),
+    [
+        ("0::/", {}, 64, 8),
+        ("0::/", IN_CONTAINER, 6, 3),
+        ("0::/", {"cgroup/cpu.max": "150000 100000"}, 64, 2),
+        ("0::/a.slice/b.scope", OF_PARENT, 8, 4),
+        ("0::/a.slice/b.scope", {"cgroup/a.slice/b.scope/memory.max": str(1 << 40)}, 64, 8),
+        ("5:cpu:/c\n4:memory:/c", {"cgroup/memory/c/memory.limit_in_bytes": str(1 << 30)}, 1, 1),
+        ("4:memory:/docker/c", {"cgroup/memory/memory.limit_in_bytes": str(4 << 30)}, 4, 2),
+    ],
+)
+def test_control_groups_limit_memory_and_compilers(
+    groups: str,
+    files: dict[str, str],
+    gib: int,
+    jobs_allowed: int,
+    limit: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The smallest limit applies: of the machine, a container, a systemd unit or its parents."""
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**24}.get)
+    limit(groups, files)
+    assert processes.memory_gib() == gib
+    assert max_jobs() == jobs_allowed
 
 
 def run_job(
