@@ -445,6 +445,33 @@ def test_an_old_pixi_is_named_with_the_way_around_it(
         assert stack.pixi("lock")[:2] == [str(pixi), "lock"]
 
 
+def test_pixi_reads_the_configuration_of_the_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pixi uses the mirrors of the clone in each folder in which the driver calls it.
+
+    pixi reads `.pixi/config.toml` only in the folder of the manifest. A configuration of the copy's
+    own is not replaced.
+    """
+    for name in ("variants.yaml", "stacks"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    monkeypatch.setattr(stacks.shutil, "which", lambda _: "/bin/true")
+    monkeypatch.delenv("FORGE_NO_PIXI", raising=False)
+    stack = Stack(Context(root=tmp_path), "attention")
+    other = tmp_path / "scratch"
+    stack.pixi("install")
+    assert not stack.copy.folder.exists()
+    write_text(tmp_path / ".pixi/config.toml", "[mirrors]")
+    stack.pixi("install")
+    stack.pixi("lock", folder=other)
+    for folder in (stack.copy.folder, other):
+        assert (folder / ".pixi/config.toml").read_text() == "[mirrors]"
+    (stack.copy.folder / ".pixi/config.toml").unlink()
+    write_text(stack.copy.folder / ".pixi/config.toml", "# own")
+    stack.pixi("install")
+    assert (stack.copy.folder / ".pixi/config.toml").read_text() == "# own"
+
+
 def test_the_versions_of_pixi_that_a_manifest_requires(tmp_path: Path) -> None:
     file = tmp_path / "pixi.toml"
     for value in (">=", ">=0.82,<", [1]):

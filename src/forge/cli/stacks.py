@@ -34,6 +34,7 @@ app = typer.Typer()
 # The GPU that the manifests of stacks name, and a pattern of every GPU's name.
 GPU = "gfx1151"
 ANY_GPU = re.compile("gfx[0-9a-f]+")
+PIXI_CONFIGURATION = ".pixi/config.toml"
 
 Name = Annotated[
     str,
@@ -185,8 +186,20 @@ class Stack:
                 f"pixi {version} is not {required}, which {self.manifest.path} requires: "
                 "update it (pixi self-update), or set FORGE_NO_PIXI=1 to continue without pixi"
             )
-        manifest = (folder or self.copy.folder) / "pixi.toml"
-        return [pixi, command, "--manifest-path", str(manifest), *options]
+        folder = folder or self.copy.folder
+        self._link_configuration(folder)
+        return [pixi, command, "--manifest-path", str(folder / "pixi.toml"), *options]
+
+    def _link_configuration(self, folder: Path) -> None:
+        """Let pixi read the clone's configuration, such as mirrors, unless the folder has its own.
+
+        pixi reads `.pixi/config.toml` only in the folder of the manifest.
+        """
+        configuration = self.ctx.project.root / PIXI_CONFIGURATION
+        link = folder / PIXI_CONFIGURATION
+        if configuration.exists() and not os.path.lexists(link):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(configuration)
 
 
 def _find_stacks(ctx: Context) -> dict[str, Path]:
