@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,25 @@ def test_each_set_of_the_triton_packages(
     monkeypatch.setattr(kernel_packages, "defer", lambda build, dtype: (build, dtype))
     calls = kernel_packages.list_calls("triton-packages", set_name, "")
     assert calls == package.SHIPPED[shipped]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([], "vllm: no source was passed"),
+        ([""], "vllm: no source was passed"),
+        (["other"], "other has no vllm/platforms"),
+    ],
+)
+def test_vllm_is_not_searched_in_the_current_folder(
+    source: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm" / "platforms").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["packages", "vllm", "core", str(tmp_path / "kernels"), *source]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit, match=message):
+        runpy.run_path(kernel_packages.__file__, run_name="__main__")
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"kernels": 3}', '{"other": {}}'])

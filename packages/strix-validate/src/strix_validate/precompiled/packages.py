@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from strix_validate.checks import CannotRun
 from strix_validate.doctor.kernel_lists import FOLDER, LIST
 from strix_validate.precompiled import costs
 from strix_validate.precompiled.flash_calls import FLASH_SETS
@@ -195,10 +196,18 @@ def _list_shipped_calls(set_name: str) -> list[DeferredCall]:
 
 
 def list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
-    """Return the calls of a library that are in a set; `source` is vLLM's folder."""
+    """Return the calls of a library that are in a set; `source` is vLLM's folder.
+
+    Raises:
+        CannotRun: The library is not installed, or no folder of vLLM's source is given.
+        ValueError: The folder is not a source tree of vLLM.
+    """
     if library == "flash-attn":
         return list(FLASH_SETS[set_name]())
     if library == "vllm":
+        # Path("") would be the current folder, which may be any folder.
+        if not source:
+            raise CannotRun("vllm: no source was passed; append the folder of vLLM's source")
         return vllm_set(set_name, Path(source))
     if library == "triton-packages":
         return _list_shipped_calls(set_name)
@@ -206,7 +215,10 @@ def list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
 
 
 def _make_package(library: str, set_name: str, folder: str, source: str = "") -> None:
-    calls = list_calls(library, set_name, source)
+    try:
+        calls = list_calls(library, set_name, source)
+    except (CannotRun, ValueError) as error:
+        raise SystemExit(str(error)) from error
     done = 0
 
     def progress(answers: Sequence[CallAnswer]) -> None:
