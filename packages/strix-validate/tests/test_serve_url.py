@@ -110,6 +110,14 @@ def test_a_prompt_that_the_context_does_not_hold_is_skipped(judged):
     assert "8447 tokens is shorter than 8448" in results["recall-8192"].measured["said"]
 
 
+@pytest.mark.parametrize(("context", "short"), [(960, 480), (40_960, 1024)])
+def test_the_end_of_the_context_is_compared_with_a_shorter_prompt(context, short, judged):
+    result = judged({"context"}, context=context, fault="context-unread")["context"]
+    assert result.state is State.FAILED
+    reason = f"0% of the tokens of a repeated passage are right, but 100% at {short} tokens"
+    assert f"at the end of the context of {context} tokens, {reason}" in result.reason
+
+
 def test_a_block_that_the_context_does_not_hold_is_skipped(judged):
     results = judged({"prefix"}, context=4096, block=8320)
     assert results["prefix"].state is State.SKIPPED

@@ -241,7 +241,7 @@ class Handler(BaseHTTPRequestHandler):
             logprobs = self.rank_tokens(reader, max(number, len(SHARES)))
             is_late = i >= self.server.context - END
             if (self.server.fault == "text-beyond-256" and i > 256) or (
-                self.server.fault == "context-scores" and is_late
+                self.server.fault in ("context-scores", "context-unread") and is_late
             ):
                 logprobs = {(key + 1) % POOL: value for key, value in logprobs.items()}
             listed = dict(itertools.islice(logprobs.items(), number))
@@ -265,6 +265,9 @@ class Handler(BaseHTTPRequestHandler):
             context = self.server.context
             if fault == "context-garbage" and place >= context - END:
                 token = (token + place) % POOL
+            if fault == "context-unread" and place >= context - END:
+                # Scores have the same fault, so that decoding and prefill agree.
+                token = (token + 1) % POOL
             tokens.append(token)
             logprob = RIGHT
             if self.server.style == "ties":

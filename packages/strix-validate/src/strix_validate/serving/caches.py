@@ -43,7 +43,7 @@ _SIGHTINGS = 3
 _VARIANTS = 4
 #: Number of tokens that are generated at the end of the context.
 _LAST = 32
-#: Number of tokens of the short prompt with which the end of the context is compared.
+#: Maximum number of tokens of the short prompt with which the end of the context is compared.
 _SHORT_PROMPT = 1024
 #: Prompt tokens that a vLLM server reads in a step by default, with 70 to 160 GiB of GPU memory.
 _STEP = 8192
@@ -317,7 +317,8 @@ def judge_context(server: Endpoint) -> dict:
         raise CannotRun("the server does not say how long its context is")
     pages = Pages(server)
     about = f"at the end of the context of {context} tokens"
-    short = _complete_passage(server, pages, min(_SHORT_PROMPT, context))
+    # A short prompt as long as the context would have the same faults as the end of the context.
+    short = _complete_passage(server, pages, min(_SHORT_PROMPT, context // 2))
     full = _complete_passage(server, pages, context)
     answer = full.answer
     judge_usage(answer, _LAST)
@@ -362,16 +363,17 @@ def _judge_passage(short: _Completion, full: _Completion, about: str) -> float |
     """
     if short.right < 0.9 or short.nats > _WORSE:
         return "not judged: this model does not copy from a short prompt"
+    short_length = len(short.answer.prompt) + len(short.answer.tokens)
     require(
         full.right >= 0.75,
         f"{about}, {full.right:.0%} of the tokens of a repeated passage are right, but "
-        f"{short.right:.0%} at {_SHORT_PROMPT} tokens: attention at this length is wrong, or the "
+        f"{short.right:.0%} at {short_length} tokens: attention at this length is wrong, or the "
         "model is too weak",
     )
     require(
         full.nats <= short.nats + _WORSE,
         f"{about}, a repeated passage needs {full.nats:.1f} nats per token, but "
-        f"{short.nats:.1f} at {_SHORT_PROMPT} tokens: log probabilities are wrong at the end",
+        f"{short.nats:.1f} at {short_length} tokens: log probabilities are wrong at the end",
     )
     return full.right
 
