@@ -363,6 +363,22 @@ SETTINGS = {
         {"etc/modprobe.d/amdgpu.conf": "options amdgpu ppfeaturemask=0xffff7fff\n"},
         {"options": Expected("info", "ppfeaturemask=0xffff7fff", "ppfeaturemask=[^ ]*")},
     ),
+    "an option that also turns on OverDrive": Machine(
+        {"etc/modprobe.d/amdgpu.conf": "options amdgpu ppfeaturemask=0xfff7ffff\n"},
+        {"options": Expected("")},
+    ),
+    "an option that turns on all power features": Machine(
+        {"proc/cmdline": "amd_iommu=off amdgpu.ppfeaturemask=0xffffffff\n"},
+        {"options": Expected("")},
+    ),
+    "an option that turns off the GPU's dynamic clocks": Machine(
+        {"proc/cmdline": "amd_iommu=off amdgpu.ppfeaturemask=0xfffffffe\n"},
+        {"options": Expected("info", "0xfffffffe turns off power features", "--remove-args")},
+    ),
+    "a mask of power features that amdgpu does not accept": Machine(
+        {"proc/cmdline": "amd_iommu=off amdgpu.ppfeaturemask=all\n"},
+        {"options": Expected("")},
+    ),
     "a pages_limit in MiB instead of pages": Machine(
         {
             "proc/cmdline": "amd_iommu=off ttm.pages_limit=122880\n",

@@ -28,6 +28,9 @@ _LOCKUP_LOWERED = "https://github.com/invoke-ai/InvokeAI/issues/9539"
 _CWSR = "https://github.com/palazzem/hanzo/pull/345"
 _CWSR_NEEDED = "https://github.com/ROCm/legacy-rocm-build/issues/5991"
 _GFXOFF = "https://github.com/palazzem/hanzo/pull/252"
+#: amdgpu's default mask of power features: all but OverDrive (0x4000) and GFX DCS (0x80000), see
+#: https://github.com/torvalds/linux/blob/v6.18/drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c
+_POWER_FEATURES = 0xFFF7BFFF
 _SCHEDULER = "https://github.com/ROCm/legacy-rocm-build/issues/6530"
 #: Values of amdgpu's options that replace the scheduler of queues.
 _OTHER_SCHEDULERS = {
@@ -135,15 +138,26 @@ def _judge_scheduler(tree: Tree) -> Result:
 
 
 def _judge_power_features(tree: Tree) -> Result:
-    """Remark on a mask of power features that someone set.
+    """Remark on a mask that turns off power features that are on by default.
 
-    Owners set such masks to avoid a fault of GFXOFF, which is fixed in Linux 6.18.4.
+    Owners set such masks to avoid a fault of GFXOFF, which is fixed in Linux 6.18.4. Other masks
+    only turn on OverDrive, so that tools for fans and clocks work.
     """
     settings = parameters.find_settings(tree, "amdgpu", "ppfeaturemask")
     if not settings:
         return fine()
     value = settings[0].value
-    message = f"amdgpu.ppfeaturemask={value} is set; kernels from 6.18.4 on do not need it"
+    try:
+        mask = int(value, 0)
+    except ValueError:
+        # amdgpu does not accept the value either.
+        return fine()
+    if not _POWER_FEATURES & ~mask:
+        return fine()
+    message = (
+        f"amdgpu.ppfeaturemask={value} turns off power features that are on by default; kernels "
+        "from 6.18.4 on do not need it"
+    )
     return remark(message, parameters.suggest_removal(tree, *settings), _GFXOFF)
 
 
