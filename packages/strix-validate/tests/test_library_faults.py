@@ -218,6 +218,14 @@ def test_failing_convolution_names_the_issue_and_the_remedy(monkeypatch):
     assert convolution.add_remedy(failed) == failed
 
 
+def test_titles_name_only_find_modes_that_miopen_has():
+    titles = {check.id: check.title for check in convolution.checks()}
+    case = "1d-speech-float32"
+    assert titles[f"conv/native/{case}"] == f"convolution, torch's own kernels: {case}"
+    assert titles[f"conv/default/{case}"] == f"convolution, MIOpen's own settings: {case}"
+    assert titles[f"conv/fast/{case}"] == f"convolution, MIOpen's find mode fast: {case}"
+
+
 def test_modes_of_miopen_reach_its_process(monkeypatch):
     calls = []
 

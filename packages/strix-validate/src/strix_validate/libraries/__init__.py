@@ -2,7 +2,7 @@
 """Checks of operations other than attention: matrix products, convolutions and so on.
 
 Each module lists its checks with their functions. The tier `libraries` runs each module, and each
-find mode of convolution, in its own process.
+mode of convolution, in its own process.
 """
 
 __all__ = [

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare convolutions, forward and backward, with float64, in several of MIOpen's find modes."""
+"""Compare convolutions, forward and backward, with float64, with and without MIOpen.
+
+Convolutions with MIOpen are checked in several of MIOpen's find modes.
+"""
 
 import os
 from collections.abc import Callable
@@ -16,8 +19,8 @@ from strix_validate.numerics import comparison, reference
 
 _ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
 #: Environment variables of each mode in which convolutions are checked. In "default", MIOpen's own
-#: settings apply; in "native", torch uses its own kernels. The find modes TRUST_VERIFY and
-#: TRUST_VERIFY_FULL are not checked.
+#: settings apply; in "native", torch uses its own kernels. The other modes are MIOpen's find modes,
+#: of which TRUST_VERIFY and TRUST_VERIFY_FULL are not checked.
 MODES = {
     "default": {},
     "normal": {"MIOPEN_FIND_MODE": "NORMAL"},
@@ -71,22 +74,33 @@ _SHAPES = {
 
 @cache
 def checks() -> dict[Check, Body]:
-    """Return one check for each find mode, shape and data type, with its function.
+    """Return one check for each mode, shape and data type, with its function.
 
     A check must run in a process with the environment of its mode.
     """
-    catches = f"MIOpen without a solver that works, or wrong numbers: {_ISSUE}"
     bodies: dict[Check, Body] = {}
     for mode, (name, shape), dtype in product(MODES, _SHAPES.items(), _DTYPES):
         case = f"{name}-{str(dtype).removeprefix('torch.')}"
-        title = f"convolution, MIOpen's find mode {mode}: {case}"
+        title = f"convolution, {_describe_mode(mode)}: {case}"
+        catches = f"MIOpen without a solver that works, or wrong numbers: {_ISSUE}"
+        if mode == "native":
+            catches = f"wrong numbers of the kernels that replace MIOpen's: {_ISSUE}"
         check = Check(f"conv/{mode}/{case}", title, catches)
         bodies[check] = partial(_check, check.id, mode, shape, dtype)
     return bodies
 
 
+def _describe_mode(mode: str) -> str:
+    """Return which kernels a mode uses, for the titles of checks."""
+    if mode == "native":
+        return "torch's own kernels"
+    if mode == "default":
+        return "MIOpen's own settings"
+    return f"MIOpen's find mode {mode}"
+
+
 def get_mode(check: Check) -> str:
-    """Return the find mode that a check runs in."""
+    """Return the mode that a check runs in, a key of MODES."""
     return check.id.split("/")[1]
 
 
