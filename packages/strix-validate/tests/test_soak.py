@@ -327,6 +327,12 @@ def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
     assert len(plots.write(make(*verdicts.judge(story)), tmp_path, "soak")) == 2
 
 
+def test_a_soak_without_a_reading_has_no_plot():
+    results = verdicts.judge(command.Story(GPU))
+    assert "series" in {name for result in results for name in result.measured}
+    assert list(plots.figures(make(*results, tier="soak"))) == []
+
+
 def test_a_series_is_thinned_by_means():
     story = run(minutes=20, reading=lambda seconds, load: {"temperature_c": seconds})
     series = verdicts.thin_samples(story, 100)

@@ -74,7 +74,9 @@ def figures(record: Record) -> Iterator[Figure]:
             soaks.append(measured["series"])
     with matplotlib.rc_context(_STYLE):
         for series in soaks:
-            yield _draw_soak(series)
+            columns = _list_columns(series)
+            if columns:
+                yield _draw_soak(series, columns)
         if servers:
             yield _draw_server(servers)
         yield from _draw_directions(rates)
@@ -111,29 +113,32 @@ def write(record: Record, folder: Path, stem: str = "bench") -> list[Path]:
     return files
 
 
-def _draw_soak(series: dict[str, list]) -> Figure:
-    """Draw a soak over time, with a panel for each quantity that was measured.
+def _list_columns(series: dict[str, list]) -> list[str]:
+    """Return the columns of a soak's series that have values to draw."""
+    return [name for name in _PANELS if any(value is not None for value in series[name])]
+
+
+def _draw_soak(series: dict[str, list], columns: list[str]) -> Figure:
+    """Draw a soak over time, with a panel for each of the columns, of which there is at least one.
 
     The colour of a point shows which load ran. A dashed line is an event, such as a wrong result.
     """
-    shown = [name for name in _PANELS if any(value is not None for value in series[name])]
-    number = max(1, len(shown))
+    number = len(columns)
     figure = Figure(
         figsize=(8, 0.6 + 1.1 * number),
         layout="constrained",
         label="a soak",
     )
     panels = figure.subplots(number, 1, sharex=True, squeeze=False)[:, 0]
-    for name, axes in zip(shown, panels, strict=False):
+    for name, axes in zip(columns, panels, strict=True):
         _draw_panel(axes, name, series)
-    if shown:
-        panels[0].legend(
-            frameon=False,
-            labelcolor=_INK,
-            ncols=5,
-            fontsize=8,
-            loc="lower right",
-        )
+    panels[0].legend(
+        frameon=False,
+        labelcolor=_INK,
+        ncols=5,
+        fontsize=8,
+        loc="lower right",
+    )
     panels[-1].set_xlabel("minutes")
     return figure
 
