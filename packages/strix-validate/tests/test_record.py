@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import typing
 from dataclasses import replace
 from datetime import date
 from itertools import chain
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import program
 import pytest
+import typer
 from records import FAILED, make
 from strix_validate import cli, runner, skips, terminal, tiers
 from strix_validate.checks import Check, Result, RunOptions, Severity, State, is_named
@@ -411,6 +413,31 @@ def test_every_tier_holds_the_contract():
 def test_unknown_tier_and_root_are_wrong_usage():
     for arguments in (["run", "--tier", "nope"], ["doctor", "--root", "/no/such"]):
         assert CliRunner().invoke(cli.app, arguments).exit_code == 2
+
+
+def list_float_options():
+    """Return each command with each of its options that take a float."""
+    options = []
+    for command in cli.app.registered_commands:
+        hints = typing.get_type_hints(command.callback, include_extras=True)
+        for name, hint in hints.items():
+            if typing.get_args(hint)[:1] in ((float,), (float | None,)):
+                options.append((command.callback.__name__, f"--{name.replace('_', '-')}"))
+    return options
+
+
+@pytest.mark.parametrize(("command", "option"), list_float_options())
+def test_a_number_that_is_not_finite_is_wrong_usage(command, option):
+    parser = typer.main.get_command(cli.app).commands[command]
+    for value in ("inf", "-inf", "nan", "1e300", "1e999"):
+        with pytest.raises(typer.BadParameter) as raised:
+            parser.make_context(command, [option, value])
+        assert option in raised.value.format_message(), value
+
+
+def test_all_commands_with_float_options_are_tested():
+    commands = {command for command, _ in list_float_options()}
+    assert {"doctor", "soak", "tune"} <= commands
 
 
 def test_a_path_that_cannot_be_used_is_wrong_usage(tmp_path):

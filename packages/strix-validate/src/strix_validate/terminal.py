@@ -135,7 +135,11 @@ RootOption = Annotated[
 ]
 ModelGibOption = Annotated[
     float,
-    typer.Option(min=0, help="Print vLLM's flags for a model whose weights have this size in GiB."),
+    typer.Option(
+        min=0,
+        max=4096,
+        help="Print vLLM's flags for a model whose weights have this size in GiB.",
+    ),
 ]
 
 

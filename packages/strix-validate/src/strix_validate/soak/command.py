@@ -313,6 +313,7 @@ def soak(
         typer.Option(
             metavar="SECONDS",
             min=5,
+            max=86400,
             help="A load hangs if it makes no progress for this long; before the first turn, at "
             "least 600 seconds are allowed.",
         ),

@@ -273,7 +273,7 @@ def tune(  # noqa: PLR0913 (options of a command)
     ] = _FOLDER,
     minutes: Annotated[
         float,
-        typer.Option(min=0, help="Begin no further kernel after this many minutes."),
+        typer.Option(min=0, max=1440, help="Begin no further kernel after this many minutes."),
     ] = 20,
     most: Annotated[
         int,
