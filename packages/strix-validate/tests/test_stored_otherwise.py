@@ -321,11 +321,12 @@ def test_the_command_quotes_folders(tmp_path: Path) -> None:
         ({"use_dora": True}, "DoRA"),
         ({"modules_to_save": ["lm_head"]}, "whole layers"),
         ({"init_lora_weights": "pissa"}, "changed the model's own weights"),
-        ({"init_lora_weights": "lora_ga"}, "changed the model's own weights"),
+        ({"init_lora_weights": "lora_ga"}, "answers with the original weights are wrong"),
+        ({"init_lora_weights": "LoRA_GA"}, "path_initial_model_for_weight_conversion"),
         ({"r": 1024}, "above 512"),
     ],
 )
-def test_an_adapter_that_vllm_does_not_load(keys: dict, words: str, tmp_path: Path) -> None:
+def test_an_adapter_is_refused(keys: dict, words: str, tmp_path: Path) -> None:
     status, output = run(adapter(tmp_path / "lora", **keys))
     assert status == 2
     assert words in output

@@ -24,6 +24,15 @@ _REFUSED = {
 }
 #: Values of init_lora_weights that leave the model's own weights unchanged.
 _UNCHANGING = ("gaussian", "eva", "orthogonal", "mica")
+#: Message for LoRA-GA. In training, PEFT subtracts the initial LoRA from the model's weights.
+#: Neither PEFT nor vLLM subtracts it again when it loads the LoRA (lora_ga_init of PEFT 0.21.2
+#: without gradients; _init_is_supported of vllm/lora/peft_helper.py).
+_LORA_GA = (
+    "{file} has init_lora_weights=lora_ga: the training changed the weights of {base}, so vLLM "
+    "loads the LoRA, but its answers with the original weights are wrong. Save the LoRA with "
+    "path_initial_model_for_weight_conversion (PEFT's save_pretrained). If {base} has the changed "
+    "weights, set init_lora_weights to true instead"
+)
 #: Modules of modules_to_save that vLLM reads.
 _SAVED_MODULES = {"classifier", "score"}
 
@@ -55,7 +64,8 @@ def read_adapter(config: Mapping[str, Any]) -> Adapter:
     """Return the adapter that an adapter_config.json describes.
 
     Raises:
-        NoModel: The file describes no LoRA, names no model, or has no valid rank.
+        NoModel: The file describes no LoRA, names no model, or has no valid rank; or the LoRA fits
+            only changed weights of the model.
     """
     kind = config.get("peft_type")
     if kind != "LORA":
@@ -69,6 +79,8 @@ def read_adapter(config: Mapping[str, Any]) -> Adapter:
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
     if not all(type(rank) is int and rank > 0 for rank in ranks):
         raise NoModel(f"{FILE} has no rank r, or a rank that is not a positive integer")
+    if str(config.get("init_lora_weights")).lower() == "lora_ga":
+        raise NoModel(_LORA_GA.format(file=FILE, base=base))
     rank = max(ranks)
     refused = _list_refused(config)
     if rank > RANKS[-1]:
