@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import strix_emulate
 import torch
-from models import CONFIGS
+from models import CONFIGS, FORMATS
 from strix_validate import cli, testing
 from strix_validate.doctor import kernel_lists
 from strix_validate.layers.config import read_layers
@@ -253,7 +253,9 @@ def test_layers_of_a_model(change: dict, dtype: torch.dtype) -> None:
 
 
 INT4 = {"bits": 4, "group_size": 128}
+INT4_WITHOUT_ZEROS = Experts(128, 8, 2048, 768, 128)
 INT4_WITH_ZEROS = Experts(128, 8, 2048, 768, 128, zeros=True)
+FP8_EXPERTS = Experts(128, 8, 2048, 768, block=128)
 
 
 @pytest.mark.parametrize(
@@ -267,10 +269,67 @@ INT4_WITH_ZEROS = Experts(128, 8, 2048, 768, 128, zeros=True)
         (QWEN | {"quantization_config": INT4 | {"sym": False}}, [INT4_WITH_ZEROS]),
         (QWEN | {"quantization_config": {"quant_method": "mxfp4"}}, []),
         (QWEN | {"quantization_config": {"quant_method": "fp8", "bits": 8}}, []),
+        ({"text_config": QWEN | {"quantization_config": INT4}}, [INT4_WITHOUT_ZEROS]),
     ],
 )
 def test_experts_of_a_model(config: dict, experts: list) -> None:
-    assert read_layers(config).experts == experts
+    layers = read_layers(config)
+    assert layers.experts == experts
+    assert layers.lacks_experts == (config != LLAMA and not experts)
+
+
+def group(weights: dict, **change: object) -> dict:
+    """Return a quantization_config of compressed-tensors with one group."""
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights, "input_activations": None} | change},
+    }
+
+
+W4A16 = FORMATS["w4a16"]["config_groups"]["group_0"]["weights"]
+FP8_BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block"}
+MIXED = {"config_groups": {"a": {"weights": W4A16}, "b": {"weights": W4A16 | {"num_bits": 8}}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "experts"),
+    [
+        (FORMATS["w4a16"], INT4_WITHOUT_ZEROS),
+        (FORMATS["w4a16 asymmetric"], INT4_WITH_ZEROS),
+        (group(FP8_BLOCKS | {"block_structure": [128, 128]}), FP8_EXPERTS),
+        (group(FP8_BLOCKS | {"block_structure": [1, 128]}), None),
+        (group(W4A16 | {"actorder": "group"}), None),
+        (group(W4A16 | {"actorder": "static"}), INT4_WITHOUT_ZEROS),
+        (MIXED, None),
+        (FORMATS["fp8-blocks"], FP8_EXPERTS),
+        (FORMATS["w8a16"], None),
+        (FORMATS["w4a16-channels"], None),
+        (FORMATS["w4a8"], None),
+        (FORMATS["w8a8"], None),
+        (FORMATS["fp8"], None),
+        (FORMATS["mxfp8"], None),
+        (FORMATS["mxfp8 of compressed-tensors"], None),
+        (FORMATS["nvfp4"], None),
+        (FORMATS["modelopt nvfp4"], None),
+        (FORMATS["quark int4"], None),
+    ],
+)
+def test_experts_by_format(quantization: dict, experts: Experts | None) -> None:
+    layers = read_layers(QWEN | {"quantization_config": quantization})
+    assert layers.experts == ([experts] if experts else [])
+    assert layers.lacks_experts == (experts is None)
+
+
+@pytest.mark.parametrize(("form", "is_left_out"), [("w4a16", False), ("w8a16", True)])
+def test_warm_says_that_it_leaves_out_experts(
+    form: str, is_left_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm.vllm_calls.vllm_source, "find", lambda folder: tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(QWEN | {"quantization_config": FORMATS[form]}))
+    estimate = warm.estimate_compilation(file, None, 1)
+    assert estimate.startswith("all of vLLM's kernels for this model")
+    assert ("the kernels of its experts are left out" in estimate) == is_left_out
 
 
 @pytest.mark.parametrize(

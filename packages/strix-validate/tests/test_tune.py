@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from calls import skip_without
+from models import CONFIGS, FORMATS
 from strix_validate import cli
 from strix_validate.attention import flash
 from strix_validate.layers.table import layers_in_table
@@ -584,6 +585,18 @@ def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = tune("Qwen3-8B", "--dry-run")
     assert result.exit_code == 3
     assert "flash_attn is not installed" in " ".join(result.output.split())
+
+
+def test_a_model_whose_experts_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates.packages, "has", lambda name: False)
+    config = CONFIGS["Qwen3-30B-A3B"]
+    for form, is_left_out in (("w4a16", False), ("w8a16", True)):
+        quantized = config | {"quantization_config": FORMATS[form]}
+        (tmp_path / "config.json").write_text(json.dumps(quantized))
+        message = " ".join(tune(tmp_path, "--dry-run").output.split())
+        assert ("the kernels of its experts are left out" in message) == is_left_out
 
 
 def test_a_wrong_name_is_not_blamed_on_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 """Read the layers that a model's config.json describes."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -14,6 +15,11 @@ _DTYPES = {"float16": torch.float16}
 #: vocabulary is the square of this number. A larger value is a mistake in config.json.
 _LIMIT = 4096
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+#: Message about a model of which ModelLayers.lacks_experts is true.
+EXPERTS_LEFT_OUT = (
+    "the kernels of its experts are left out, because this command knows only those for weights of "
+    "16 bits, of 4 bits in groups, and of FP8 in square blocks"
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class ModelLayers:
         latent: The layer of latent attention.
         vocabularies: The size of the vocabulary, if it is known.
         dtype: Data type of the model.
+        lacks_experts: Whether the model has experts that are not in the list, because they have
+            other kernels.
     """
 
     attention: list[Attention]
@@ -37,6 +45,7 @@ class ModelLayers:
     latent: list[Latent]
     vocabularies: list[int]
     dtype: torch.dtype
+    lacks_experts: bool = False
 
 
 def read_layers(config: dict) -> ModelLayers:
@@ -55,13 +64,15 @@ def read_layers(config: dict) -> ModelLayers:
             raise ValueError(f"a vocabulary of {vocab_size} tokens")
         dtype = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")
         name = str(dtype).removeprefix("torch.")
+        experts = _read_experts(config, text)
         return ModelLayers(
             attention=_read_attention(config, text),
-            experts=_read_experts(config, text),
+            experts=experts,
             linear=_read_linear(text),
             latent=_read_latent(text),
             vocabularies=[vocab_size] if vocab_size else [],
             dtype=_DTYPES.get(name, torch.bfloat16),
+            lacks_experts=_count_experts(text) > 0 and not experts,
         )
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"no layers can be read from config.json: {error!r:.200}") from error
@@ -202,32 +213,72 @@ def _read_latent(text: dict) -> list[Latent]:
 
 
 def _read_experts(config: dict, text: dict) -> list[Experts]:
-    """Return the layer of experts, if vLLM computes it with its general Triton kernels.
-
-    Those kernels accept weights of 16 bits, of 4 bits in groups, and of FP8 in blocks. The experts
-    of gpt-oss have other kernels.
-    """
+    """Return the layer of experts, if vLLM computes it with its general Triton kernels."""
     experts = _count_experts(text)
     if not experts:
         return []
-    quantized = config.get("quantization_config") or {}
-    bits = int(quantized.get("bits") or 0)
-    block_sizes = quantized.get("weight_block_size") or [0]
-    block = int(block_sizes[0])
-    expected_bits = 4 if quantized and not block else 0
-    if bits != expected_bits:
+    weights = _read_expert_weights(config, text)
+    if weights is None:
         return []
     top_k = text.get("top_k_experts") or text["num_experts_per_tok"]
     inner = text.get("moe_intermediate_size") or text["intermediate_size"]
-    is_symmetric = quantized.get("sym", True)
     layer = Experts(
         experts=experts,
         top_k=int(top_k),
         hidden_size=int(text["hidden_size"]),
         intermediate_size=int(inner),
-        group=int(quantized["group_size"]) if bits else 0,
-        zeros=bool(quantized.get("zero_point", not is_symmetric)),
-        block=block,
         weights_input=str(text.get("model_type")).startswith("llama4"),
+        **weights,
     )
     return [layer]
+
+
+def _read_expert_weights(config: dict, text: dict) -> dict[str, Any] | None:
+    """Return the fields of Experts that depend on the format of the weights.
+
+    vLLM's general kernels accept weights of 16 bits, of 4 bits in groups, and of FP8 in square
+    blocks. For other formats, which have other kernels, return None. The experts of gpt-oss have
+    such a format.
+    """
+    quantized = config.get("quantization_config") or text.get("quantization_config")
+    if not quantized:
+        return {}
+    groups = quantized.get("config_groups")
+    if groups:
+        first, *others = [_read_group(group) for group in groups.values()]
+        return first if all(other == first for other in others) else None
+    bits = int(quantized.get("bits") or 0)
+    block_sizes = quantized.get("weight_block_size")
+    if block_sizes:
+        return None if bits else _read_block(block_sizes)
+    if bits != 4:
+        return None
+    is_symmetric = quantized.get("sym", True)
+    return {
+        "group": int(quantized["group_size"]),
+        "zeros": bool(quantized.get("zero_point", not is_symmetric)),
+    }
+
+
+def _read_group(group: dict) -> dict[str, Any] | None:
+    """Return the fields of Experts that a group of compressed-tensors describes; None for others.
+
+    Weights that are sorted by the size of the activations ("actorder") have other kernels.
+    """
+    weights = group.get("weights") or {}
+    kind = (weights.get("type"), weights.get("num_bits"), weights.get("strategy"))
+    if kind == ("float", 8, "block"):
+        return _read_block(weights["block_structure"])
+    is_sorted = weights.get("actorder") in ("group", "dynamic")
+    if kind != ("int", 4, "group") or group.get("input_activations") or is_sorted:
+        return None
+    return {
+        "group": int(weights["group_size"]),
+        "zeros": not weights.get("symmetric", True),
+    }
+
+
+def _read_block(sizes: list) -> dict[str, Any] | None:
+    """Return the field of Experts for blocks of these sizes, or None if they are not square."""
+    rows, columns = map(int, sizes)
+    return {"block": rows} if rows == columns else None

@@ -165,6 +165,7 @@ def layers_in_table(name: str) -> ModelLayers | None:
         latent=model.layers.latent,
         vocabularies=[model.vocab_size],
         dtype=torch.bfloat16,
+        lacks_experts=model.layers.lacks_experts,
     )
 
 

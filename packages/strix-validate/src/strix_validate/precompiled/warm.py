@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 
 from strix_validate.checks import CannotRun
 from strix_validate.json_file import read_json_object
-from strix_validate.layers.config import ModelLayers, read_layers
+from strix_validate.layers.config import EXPERTS_LEFT_OUT, ModelLayers, read_layers
 from strix_validate.layers.table import MODELS, Attention, Latent
 from strix_validate.precompiled import packages, vllm_calls
 from strix_validate.precompiled.flash_calls import FLASH_SETS, flash_calls
@@ -121,11 +121,12 @@ def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str
         CannotRun: vLLM is not installed, and no folder is given.
         ValueError: The file cannot be read, see read_layers; or the folder is not vLLM's source.
     """
-    unpackaged = beyond_table(read_layers(read_json_object(file)))
+    layers = read_layers(read_json_object(file))
+    remark = f"; {EXPERTS_LEFT_OUT}" if layers.lacks_experts else ""
     source = vllm_calls.vllm_source.find(vllm)
-    missing_calls = list(_list_vllm_calls(source, unpackaged))
+    missing_calls = list(_list_vllm_calls(source, beyond_table(layers)))
     if not missing_calls:
-        return "all of vLLM's kernels for this model are in vllm-kernels-gfx1151"
+        return f"all of vLLM's kernels for this model are in vllm-kernels-gfx1151{remark}"
     kernels: set[str] = set()
     for answer in triton_modes.run(missing_calls, "ask").calls:
         kernels.update(answer.kernel_keys)
@@ -133,7 +134,7 @@ def estimate_compilation(file: Path, vllm: Path | None, jobs: int | None) -> str
     minutes = math.ceil(len(kernels) * _SECONDS / 60 / jobs)
     return (
         f"{len(kernels)} of vLLM's kernels for this model are in no package: compiling them takes "
-        f"about {minutes} min"
+        f"about {minutes} min{remark}"
     )
 
 

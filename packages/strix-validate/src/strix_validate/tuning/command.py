@@ -45,19 +45,25 @@ class Options:
     source: Path | None = None
 
 
-def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[Any, list[Any]]:
+def find_problems(
+    name: str,
+    only: Sequence[str],
+    source: Path | None,
+    print_line: Print,
+) -> tuple[Any, list[Any]]:
     """Return a model's layers, and the problems to tune: its kernels with their shapes.
 
     Args:
         name: The name of a model in the table, or a folder with config.json.
         only: Names or patterns of problems; if empty, all are returned.
         source: vLLM's source folder; None for the installed vLLM.
+        print_line: Prints a line if the model's experts cannot be tuned.
 
     Raises:
         ValueError: The model cannot be read.
         CannotRun: None of the model's kernels can be tuned here, or `only` names none of them.
     """
-    from strix_validate.layers.config import read_layers
+    from strix_validate.layers.config import EXPERTS_LEFT_OUT, read_layers
     from strix_validate.layers.table import layers_in_table
     from strix_validate.models import reading
     from strix_validate.precompiled.flash_calls import has_aiter
@@ -66,6 +72,8 @@ def find_problems(name: str, only: Sequence[str], source: Path | None) -> tuple[
     from strix_validate.tuning.candidates import list_problems
 
     model = layers_in_table(name) or read_layers(reading.read(reading.find(name)))
+    if model.lacks_experts:
+        print_line(f"{name}: {EXPERTS_LEFT_OUT}")
     backend = ""
     reasons = []
     if has("flash_attn"):
@@ -160,7 +168,7 @@ def _print_short_lists(name: str, options: Options, print_line: Print) -> None:
     """Print all configurations, the counts of their code, and why some would not be measured."""
     from strix_validate.tuning.candidates import short_list
 
-    _, problems = find_problems(name, options.only, options.source)
+    _, problems = find_problems(name, options.only, options.source, print_line)
     with tempfile.TemporaryDirectory() as cache:
         for problem in problems:
             print_line(f"{problem.name}: compiling {len(problem.configurations)} configurations")
@@ -192,7 +200,7 @@ def _run(store: record.Store, name: str, options: Options, print_line: Print) ->
     from triton import knobs
 
     begin = time.monotonic()
-    model, problems = find_problems(name, options.only, options.source)
+    model, problems = find_problems(name, options.only, options.source, print_line)
     device = host.describe_device(host.resolve_device("auto"))
     if device.type != "gpu":
         raise CannotRun("there is no GPU to measure on (--dry-run needs none)")
