@@ -241,7 +241,7 @@ def make_record(**changed: object) -> record.Record:
             "id": f"{tier}/x",
             "tier": tier,
             "title": "",
-            "why": "",
+            "purpose": "",
             "state": "passed",
             "measured": measured,
         }

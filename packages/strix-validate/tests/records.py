@@ -48,7 +48,10 @@ def timing(route, size, mask, rate):
 
 PAIR = {"out": {"error": 0.5, "bound": 2.0}, "dq": {"error": None, "bound": 1.0}}
 FAILED = Result(
-    Check("sdpa/flash/x", "a title", "why https://example.org/1"), State.FAILED, "wrong: <dq>", PAIR
+    Check("sdpa/flash/x", "a title", "a bug https://example.org/1"),
+    State.FAILED,
+    "wrong: <dq>",
+    PAIR,
 )
 
 

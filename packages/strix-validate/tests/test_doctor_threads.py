@@ -75,7 +75,7 @@ def test_advice_names_no_command_of_a_reboot(name, tmp_path):
 
 def test_each_check_has_a_link():
     for check in doctor.checks():
-        assert re.search(r"https://\S+|docs/\w+\.md", check.why), check
+        assert re.search(r"https://\S+|docs/\w+\.md", check.purpose), check
 
 
 def test_an_iommu_that_the_bios_turned_off(tmp_path):

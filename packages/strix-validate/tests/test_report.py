@@ -66,7 +66,7 @@ def test_report_sets_two_records_side_by_side():
 def test_report_says_what_a_failed_check_catches_and_gives_units():
     page = render([make(*benchmarks(), FAILED)], ["mine"])
     assert page.count("catches:") == 1
-    assert "catches: why <a href" in page
+    assert "catches: a bug <a href" in page
     assert "forward 1 ms, forward 3 TFLOP/s" in page
 
 

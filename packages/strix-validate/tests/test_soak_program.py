@@ -235,7 +235,7 @@ def test_a_device_that_does_not_open_is_told(tmp_path, monkeypatch):
 def test_the_checks_are_listed():
     listed = json.loads(CliRunner().invoke(cli.app, ["list", "--json", "--only", "soak"]).stdout)
     assert {"soak/whole", "soak/server", "soak/drift"} <= {check["id"] for check in listed}
-    assert all("https://" in check["why"] for check in listed)
+    assert all("https://" in check["purpose"] for check in listed)
 
 
 def test_a_disk_that_is_full_ends_it_with_the_results_so_far(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ from strix_validate.triton.cases import make
 from strix_validate.vllm import vllm_checks
 from typer.testing import CliRunner
 
-CHECK = Check("id", "title", "why")
+CHECK = Check("id", "title", "purpose")
 
 
 def tensors(*, heads=4, kv_heads=2, seqlen_q=33, seqlen_k=48, dtype=torch.float64):
@@ -162,7 +162,7 @@ def test_a_cpu_passes_and_json_is_alone_on_stdout():
     for state in State:
         assert record.summary[state.value] == sum(c.state is state for c in record.checks)
     for check in record.checks:
-        assert check.why
+        assert check.purpose
         assert check.tier in tiers
         pairs = {k: v for k, v in check.measured.items() if isinstance(v, dict)}
         if check.state is State.PASSED:
@@ -327,7 +327,7 @@ def test_list_names_every_check_once():
     listed = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
     # Each title must have one line. The ids do not show a second line, because it is indented:
     # Python before 3.13 keeps the indentation of docstrings.
-    assert not [check["id"] for check in listed if "\n" in check["title"] + check["why"]]
+    assert not [check["id"] for check in listed if "\n" in check["title"] + check["purpose"]]
     # Below each id are the title and the bug that the check catches, or one line if they are equal.
     below = dict(pairwise(lines))
     assert all(below.get(name, "").startswith("    ") for name in ids)

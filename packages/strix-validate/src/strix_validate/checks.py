@@ -63,12 +63,12 @@ class Check:
     Attributes:
         id: Its unique id.
         title: What it checks.
-        why: The bug that the check would catch, with a link.
+        purpose: The bug that the check would catch, with a link.
     """
 
     id: str
     title: str = field(default="", compare=False)
-    why: str = field(default="", compare=False)
+    purpose: str = field(default="", compare=False)
 
 
 #: The value of Result.check until tiers.run_each sets the real check.
@@ -197,7 +197,7 @@ def exit_code(states: Iterable[State]) -> int:
     return 0 if State.PASSED in distinct else 3
 
 
-def read_reason(body: Callable) -> str:
+def read_purpose(body: Callable) -> str:
     """Return the docstring of a check's function in one line; it says what the check catches."""
     return " ".join((body.__doc__ or "").split())
 
@@ -218,7 +218,7 @@ def make_checks(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Calla
     """
     checks: dict[Check, Callable] = {}
     for name, body in bodies.items():
-        reason = read_reason(body)
-        title = reason.split(". ")[0]
-        checks[Check(f"{group}/{name}", title, reason)] = body
+        purpose = read_purpose(body)
+        title = purpose.split(". ")[0]
+        checks[Check(f"{group}/{name}", title, purpose)] = body
     return checks

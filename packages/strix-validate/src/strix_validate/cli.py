@@ -475,10 +475,10 @@ def list_checks(
 
 def _describe_check(check: Check) -> str:
     """Return a check's title and what it catches."""
-    if check.why.startswith(check.title):
-        # The title is the first sentence of check.why.
-        return check.why
-    return f"{check.title}\n    catches: {check.why}"
+    if check.purpose.startswith(check.title):
+        # The title is the first sentence of check.purpose.
+        return check.purpose
+    return f"{check.title}\n    catches: {check.purpose}"
 
 
 @app.command()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check properties of scaled_dot_product_attention that a single comparison does not show.
 
-Reports print the docstring of a check's function as the reason for the check.
+Reports print the docstring of a check's function as the purpose of the check.
 """
 
 import os
@@ -27,7 +27,7 @@ from strix_validate.checks import (
     derive_seed,
     index_by_name,
     need_gpu,
-    read_reason,
+    read_purpose,
     require,
 )
 from strix_validate.numerics import comparison, reference
@@ -53,7 +53,7 @@ def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
         for route, dtype in product(routes, dtypes):
             suffix = _SUFFIX if dtype is torch.bfloat16 else ""
             id_ = f"{name}{suffix}"
-            check = Check(f"sdpa/{route}/{id_}", f"torch SDPA {route}: {id_}", read_reason(body))
+            check = Check(f"sdpa/{route}/{id_}", f"torch SDPA {route}: {id_}", read_purpose(body))
             functions[check] = partial(_check_route, body, route, dtype)
     return functions
 

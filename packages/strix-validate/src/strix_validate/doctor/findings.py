@@ -81,7 +81,7 @@ def _find_source(check: CheckRecord) -> str:
     """Return the links of the result, or the check's link if the result has none."""
     if check.source:
         return check.source
-    link = re.search(r"https://\S+|docs/\S+\.md", check.why)
+    link = re.search(r"https://\S+|docs/\S+\.md", check.purpose)
     return link[0] if link else ""
 
 

@@ -60,7 +60,7 @@ class CheckRecord(StrictModel):
     id: str
     tier: str
     title: str
-    why: str
+    purpose: str
     state: State
     reason: str = ""
     measured: dict[str, Any] = {}

@@ -71,7 +71,7 @@ class TinyModel:
         kind: transformers' model_type.
         architecture: Name of transformers' class.
         config: Keys of its config.json.
-        why: The bug that serving the model would catch.
+        bug: The bug that serving the model would catch.
         quantize: Returns the quantized weight for a weight's name and values, or None for a weight
             that stays in bfloat16.
         quantization: quantization_config of its config.json.
@@ -81,7 +81,7 @@ class TinyModel:
     kind: str
     architecture: str
     config: dict
-    why: str
+    bug: str
     quantize: Callable[[str, Tensor], _Quantized | None] = lambda name, weight: None
     quantization: dict | None = None
     plugin: str = ""
@@ -188,14 +188,14 @@ MODELS = {
         kind="llama",
         architecture="LlamaForCausalLM",
         config=_LLAMA,
-        why="kernels that are correct only in fp16. Models are published in bfloat16, but the "
+        bug="kernels that are correct only in fp16. Models are published in bfloat16, but the "
         "checks of the default model use fp16: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
     ),
     "w4a16": TinyModel(
         kind="llama",
         architecture="LlamaForCausalLM",
         config=_LLAMA,
-        why="a 4-bit model, the usual format on Strix Halo, that answers garbage or finds no "
+        bug="a 4-bit model, the usual format on Strix Halo, that answers garbage or finds no "
         "kernel: https://github.com/lemonade-sdk/vllm-rocm/issues/24",
         quantize=int4,
         quantization=_packed_int4(ignore=["lm_head"]),
@@ -204,7 +204,7 @@ MODELS = {
         kind="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         config=_SMALL | _EXPERTS,
-        why="a kernel that reads the scales of another expert or tile. Mixtures of experts need "
+        bug="a kernel that reads the scales of another expert or tile. Mixtures of experts need "
         "least memory if their experts have 4 bits",
         quantize=int4,
         quantization=_packed_int4(ignore=["lm_head", "re:.*mlp.gate$"]),
@@ -213,7 +213,7 @@ MODELS = {
         kind="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
         config=_SMALL | _EXPERTS,
-        why="a layer of experts in FP8 that vLLM cannot construct on RDNA 3: "
+        bug="a layer of experts in FP8 that vLLM cannot construct on RDNA 3: "
         "https://github.com/lemonade-sdk/vllm-rocm/issues/44",
         quantize=fp8,
         quantization={
@@ -237,7 +237,7 @@ MODELS = {
             "sliding_window": 32,
             "max_position_embeddings": 131072,
         },
-        why="a version of triton_kernels, which gpt-oss needs, that does not fit Triton: "
+        bug="a version of triton_kernels, which gpt-oss needs, that does not fit Triton: "
         "https://github.com/vllm-project/vllm/issues/49779",
         quantize=mxfp4,
         quantization={
@@ -263,14 +263,14 @@ MODELS = {
             "linear_value_head_dim": 64,
             "shared_expert_intermediate_size": 128,
         },
-        why="a hybrid model whose cache blocks of 1056 tokens need more LDS than the GPU has: "
+        bug="a hybrid model whose cache blocks of 1056 tokens need more LDS than the GPU has: "
         "https://github.com/vllm-project/vllm/pull/56232",
     ),
     "gguf": TinyModel(
         kind="llama",
         architecture="LlamaForCausalLM",
         config=_LLAMA,
-        why="a Llama whose GGUF file gives wrong answers without a message, because the "
+        bug="a Llama whose GGUF file gives wrong answers without a message, because the "
         "converter reorders the rows of each head: "
         "https://github.com/vllm-project/vllm-metal/pull/480",
         quantize=q4_0,

@@ -40,15 +40,15 @@ class ServerCheck:
         judge: Returns the measured values, or raises CheckFailed. For a tiny model, its argument is
             the session. For a user's server, its arguments are the server and, for some checks,
             further values; see strix_validate.tiers.serve.
-        reason: The bug that the check would catch, with a link. The first sentence is its title.
+        purpose: The bug that the check would catch, with a link. The first sentence is its title.
     """
 
     judge: Callable[..., dict]
-    reason: str
+    purpose: str
 
 
-def _users_check(judge: Callable[..., dict], reason: str) -> ServerCheck:
-    return ServerCheck(judge, f"The user's server: {reason}")
+def _users_check(judge: Callable[..., dict], purpose: str) -> ServerCheck:
+    return ServerCheck(judge, f"The user's server: {purpose}")
 
 
 def _judge_usage(server: Endpoint) -> dict:

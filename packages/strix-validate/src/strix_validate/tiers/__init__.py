@@ -23,7 +23,7 @@ __all__ = [
     "attention",
     "backend",
     "bench",
-    "check_from_reason",
+    "check_from_purpose",
     "doctor",
     "emulated",
     "isolated",
@@ -90,15 +90,15 @@ def load(name: str) -> Tier:
     return importlib.import_module(f"{__name__}.{name}").TIER
 
 
-def check_from_reason(check_id: str, reason: str) -> Check:
-    """Return a check whose title is the first sentence of its reason.
+def check_from_purpose(check_id: str, purpose: str) -> Check:
+    """Return a check whose title is the first sentence of its purpose.
 
     Args:
         check_id: Unique id, such as "backend/versions".
-        reason: The bug that the check would catch, with a link.
+        purpose: The bug that the check would catch, with a link.
     """
-    title = reason.split(". ")[0]
-    return Check(check_id, title, reason)
+    title = purpose.split(". ")[0]
+    return Check(check_id, title, purpose)
 
 
 def run_each(

@@ -36,7 +36,7 @@ from strix_validate.checks import (
 )
 from strix_validate.doctor.host import shorten
 from strix_validate.doctor.virtual_packages import REQUIRED
-from strix_validate.tiers import Tier, check_from_reason, run_each
+from strix_validate.tiers import Tier, check_from_purpose, run_each
 
 #: Harmful environment variables, with the effect of each.
 HARMFUL = {
@@ -64,8 +64,8 @@ _PREFIXES = (
     "AOTRITON_",
     "FLASH_ATTENTION_",
 )
-#: Reasons of the checks executes-NAME. The first sentence of a reason is the title of its check.
-_EXECUTION_REASONS = {
+#: Purposes of the checks executes-NAME. The first sentence of a purpose is the title of its check.
+_EXECUTION_PURPOSES = {
     "flash": (
         "Flash attention executes forward and backward if no other backend is allowed. A "
         "well-known test script prints that this failed, and still exits 0: "
@@ -103,7 +103,7 @@ def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
 def _bodies() -> dict[Check, Body]:
     """Return the function of each check.
 
-    The reason of a check is its function's docstring, or an entry of _EXECUTION_REASONS.
+    The purpose of a check is its function's docstring, or an entry of _EXECUTION_PURPOSES.
     """
     before = index_by_name(
         versions,
@@ -116,8 +116,8 @@ def _bodies() -> dict[Check, Body]:
     )
     after = index_by_name(default_is_fused, kernel_name, limit_512, flash_attn)
     bodies = make_checks("backend", before)
-    for route, reason in _EXECUTION_REASONS.items():
-        check = check_from_reason(f"backend/executes-{route}", reason)
+    for route, purpose in _EXECUTION_PURPOSES.items():
+        check = check_from_purpose(f"backend/executes-{route}", purpose)
         bodies[check] = partial(_execute, route)
     return bodies | make_checks("backend", after)
 

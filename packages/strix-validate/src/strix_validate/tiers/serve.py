@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from strix_validate.checks import Check, CheckFailed, Result, RunOptions, read_reason, require
+from strix_validate.checks import Check, CheckFailed, Result, RunOptions, read_purpose, require
 from strix_validate.limits import read_log
 from strix_validate.serving import judges
 from strix_validate.serving.costs import describe_costs, describe_plain_costs
@@ -29,7 +29,7 @@ from strix_validate.serving.users_server import (
     ServerCheck,
 )
 from strix_validate.serving.vllm_server import ServerSession
-from strix_validate.tiers import Tier, check_from_reason, run_each
+from strix_validate.tiers import Tier, check_from_purpose, run_each
 
 #: Allowed difference of a log probability in fp16 from that in float32, in nats.
 LOGPROB_BOUND = 0.05
@@ -46,7 +46,7 @@ def checks() -> list[Check]:
     """List the checks of the tiny models and of a user's server."""
     listed = []
     for name, server_check in (SESSION_CHECKS | USER_CHECKS).items():
-        listed.append(check_from_reason(f"serve/{name}", server_check.reason))
+        listed.append(check_from_purpose(f"serve/{name}", server_check.purpose))
     return listed
 
 
@@ -414,16 +414,16 @@ def stop(session: ServerSession) -> dict:
 
 
 def _from_docstring(judge: Callable[[ServerSession], dict]) -> ServerCheck:
-    """Return a check whose reason is its function's docstring."""
-    return ServerCheck(judge, read_reason(judge))
+    """Return a check whose purpose is its function's docstring."""
+    return ServerCheck(judge, read_purpose(judge))
 
 
 def _model_check(name: str) -> ServerCheck:
-    reason = (
+    purpose = (
         f"vLLM's first token with the tiny model {name} agrees with transformers. "
-        f"Catches {MODELS[name].why}"
+        f"Catches {MODELS[name].bug}"
     )
-    return ServerCheck(partial(_judge_model, name), reason)
+    return ServerCheck(partial(_judge_model, name), purpose)
 
 
 #: The checks of the tiny models in the order in which they run. The last check stops the server.
