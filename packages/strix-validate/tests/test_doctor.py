@@ -370,7 +370,8 @@ def test_a_gpu_next_door(tmp_path):
     for name in ("gpu", "pixi", "kfd", "carve-out", "gtt", "vllm-memory"):
         assert findings[f"doctor/{name}"]["status"] == "ok", findings[f"doctor/{name}"]
     for name in ("kernel", "firmware"):
-        assert findings[f"doctor/{name}"]["measured"]["said"] == "this check knows only gfx1151"
+        measured = findings[f"doctor/{name}"]["measured"]
+        assert measured["own_reason"] == "this check knows only gfx1151"
     done = command(hosts.make(tmp_path / "halo", {}), gpu_arch="gfx1152")
     (gpu,) = [f for f in json.loads(done.stdout)["findings"] if f["status"] == "error"]
     assert (done.returncode, gpu["id"]) == (1, "doctor/gpu")

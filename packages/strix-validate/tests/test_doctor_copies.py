@@ -79,12 +79,12 @@ def test_why_nothing_was_measured(tmp_path):
     hosts.make(tmp_path, {})
     result = examine(tmp_path, measure_copies=None)["copies"]
     assert result.state is State.SKIPPED
-    said = "copies were not measured: the doctor reads a copy of a machine's files"
-    assert result.measured["said"] == said
+    reason = "copies were not measured: the doctor reads a copy of a machine's files"
+    assert result.measured["own_reason"] == reason
 
     (tmp_path / "home/user/env/lib/libamdhip64.so.7").unlink()
     result = examine(tmp_path)["copies"]
-    assert "no libamdhip64.so is installed" in result.measured["said"]
+    assert "no libamdhip64.so is installed" in result.measured["own_reason"]
 
 
 def test_the_environments_library_comes_first(tmp_path):
@@ -98,7 +98,7 @@ def test_the_environments_library_comes_first(tmp_path):
     result = examine(hosts.make(tmp_path, files), measure_copies=measure)["copies"]
     assert used == [f"{hosts.SITE}/torch/lib/libamdhip64.so"]
     assert result.state is State.SKIPPED
-    assert "crashed" in result.measured["said"]
+    assert "crashed" in result.measured["own_reason"]
 
 
 @pytest.mark.parametrize(("rate", "severity"), [(0.19e9, Severity.WARNING), (0.21e9, None)])

@@ -79,7 +79,7 @@ def test_chat_that_is_not_an_interface_is_skipped(judged):
     """A server may offer completions without chats."""
     results = judged({"chat"}, handler=trained_server.Handler)
     assert results["chat"].state is State.SKIPPED
-    assert "the server has no chat" in results["chat"].measured["said"]
+    assert "the server has no chat" in results["chat"].measured["own_reason"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_short_context_is_skipped(judged):
 def test_a_prompt_that_the_context_does_not_hold_is_skipped(judged):
     results = judged({"recall-8192"}, context=8447)
     assert results["recall-8192"].state is State.SKIPPED
-    assert "8447 tokens is shorter than 8448" in results["recall-8192"].measured["said"]
+    assert "8447 tokens is shorter than 8448" in results["recall-8192"].measured["own_reason"]
 
 
 @pytest.mark.parametrize(("context", "short"), [(960, 480), (40_960, 1024)])

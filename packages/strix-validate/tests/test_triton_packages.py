@@ -51,14 +51,14 @@ def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.MODULE)
 def test_without_a_package_its_checks_are_skipped(package, monkeypatch):
-    """Each skip has its reason in skips.toml. The field "said" keeps the original message."""
+    """Each skip has its reason in skips.toml. The value "own_reason" keeps the original message."""
     monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: None)
     name = f"{package.__name__.rpartition('.')[2]}-{next(iter(package.COMPILED))}"
     only = [f"kernels/{name.removeprefix('flash_cases-')}"]
     (check,) = run(["kernels"], RunOptions(), only).checks
     message = f"{package.MODULE} is not installed"
     assert check.state is State.SKIPPED
-    assert check.measured == {"said": message}
+    assert check.measured == {"own_reason": message}
     assert check.reason != message
 
 

@@ -28,7 +28,7 @@ class Skip(BaseModel):
     Attributes:
         ids: Checks, by id, prefix or shell pattern; see checks.is_named.
         when: Required values of fields of the device; other fields may have any value.
-        said: A regular expression that must match a part of the check's own reason.
+        pattern: A regular expression that must match a part of the check's own reason.
         reason: Why the checks may be skipped.
         link: A page that explains the reason.
         date: The day on which the entry was added.
@@ -37,7 +37,7 @@ class Skip(BaseModel):
     model_config = ConfigDict(extra="forbid")
     ids: list[str] = Field(min_length=1)
     when: dict[Literal["build", "type", "architecture"], str] = {}
-    said: str
+    pattern: str
     reason: str = Field(min_length=20)
     link: str = Field(pattern=r"^https://")
     date: date
@@ -48,7 +48,7 @@ class Skip(BaseModel):
             return False
         if any(getattr(device, key) != value for key, value in self.when.items()):
             return False
-        return re.search(self.said, result.reason) is not None
+        return re.search(self.pattern, result.reason) is not None
 
 
 @cache
@@ -75,7 +75,7 @@ def _make_package_entry(group: str, module: str, name: str, link: str, since: da
     """
     return {
         "ids": [f"{tier}/{group}-*" for tier in _PACKAGE_TIERS],
-        "said": f"{module} is not installed",
+        "pattern": f"{module} is not installed",
         "reason": f"{name} is a separate package",
         "link": link,
         "date": since,
@@ -94,7 +94,7 @@ def judge(result: Result, device: Device) -> Result:
             return replace(
                 result,
                 reason=f"{skip.reason}: {skip.link}",
-                measured=result.measured | {"said": result.reason},
+                measured=result.measured | {"own_reason": result.reason},
             )
     return replace(
         result,

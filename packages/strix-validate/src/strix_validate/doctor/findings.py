@@ -86,8 +86,8 @@ def _find_source(check: CheckRecord) -> str:
 
 
 def _make_finding(check: CheckRecord) -> Finding:
-    # skips.toml gives the reason of a skipped check. The check's own message is measured["said"].
-    message = str(check.measured.get("said") or check.reason)
+    # skips.toml gives the reason of a skipped check. Its own reason is a measured value.
+    message = str(check.measured.get("own_reason") or check.reason)
     return Finding(
         id=check.id,
         status=_find_status(check),
