@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks for a child process that does not import torch. $FAULT is the second check's fault."""
+"""Four checks for a child process that does not import torch.
+
+$FAULT names the fault of the second check. The other three checks pass.
+"""
 
 import os
 import signal
@@ -21,7 +24,7 @@ def checks():
         Path(os.environ["MARK"]).touch()
         time.sleep(1000)
 
-    def slow(options):  # until the parent process's time limit is over
+    def slow(options):  # runs until the parent process's time limit is over
         mark = Path(os.environ["MARK"])
         mark.touch()
         while mark.exists():

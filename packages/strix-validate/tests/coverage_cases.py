@@ -23,8 +23,8 @@ _TABLES = {
     "vllm": vllm_checks.COMPUTED,
 }
 #: The prefix of each library's module names. flash-attn's checks launch the kernels of amd-aiter if
-#: it is installed, and flash-attn's built-in kernels otherwise. Both are recorded, but the
-#: arguments of flash-attn's functions only once.
+#: it is installed, and flash-attn's built-in kernels otherwise. The kernels of both are recorded,
+#: but the arguments of flash-attn's functions only once.
 LIBRARIES = {
     "flash": "flash_attn",
     "aiter": "aiter.",
@@ -71,7 +71,7 @@ class QuickCase:
 
 
 def quick_cases(library: str) -> Iterator[QuickCase]:
-    """Yield a library's quick checks. A check that has two dtypes is yielded only in float16."""
+    """Yield a library's quick checks. A check in several dtypes is yielded only in float16."""
     if library in BACKENDS:
         for flash_case in flash_cases.CASES:
             if flash_case.size is Size.QUICK:

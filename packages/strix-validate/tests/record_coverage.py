@@ -37,7 +37,8 @@ RECORD = Path(__file__).with_name("coverage.json")
 #: coverage.json has this word instead of the name of a case if several cases have the same value.
 SEVERAL = "several"
 _SECONDS = 600
-#: Kinds of values of a required argument. It is no gap if such an argument can have only one kind.
+#: Kinds of values of a required argument. It is no gap if an argument can have only one of these
+#: kinds.
 REQUIRED = {"a tensor", "a number", "a value"}
 #: Cases that run in full, because their first and last programs do nothing. Those programs have
 #: tokens without an adapter, or adapters without tokens.
@@ -155,7 +156,10 @@ def merge(records: dict[str, dict]) -> dict:
 
 
 def _drop_constant_values(merged: dict) -> dict:
-    """Remove the flags that are only sizes, and the flags and arguments that are always given."""
+    """Remove the flags that are only sizes or always given, and arguments without a gap.
+
+    These arguments have only kinds in REQUIRED, and cases have all of these kinds.
+    """
     kernels = {}
     for name, kernel in merged["kernels"].items():
         flags = {
@@ -186,7 +190,7 @@ def _add_values(owners: dict[str, str], values: dict[str, bool], case: str) -> N
 
 
 def _merge_count(entry: list, count: int, case: str) -> list:
-    """Return the larger count, and the case with a count above 1, or SEVERAL if many have one."""
+    """Return the larger count, and the case that has a count above 1, or SEVERAL such cases."""
     largest, owner = entry
     if count > 1:
         owner = SEVERAL if owner else case

@@ -117,7 +117,7 @@ def test_peak_is_computed_from_units_and_clock():
     ],
 )
 def test_rate_of_a_copy_or_a_product_that_takes_a_millisecond(name, rate, value, monkeypatch):
-    """A copy reads and writes 512 MiB, and a product of matrices of 4096 rows has 2 * 4096**3."""
+    """A copy reads and writes 512 MiB. A product with 4096 rows takes 2 * 4096**3 operations."""
     timing = Timing(median=1.0, low=1.0, high=1.0, repeats=1)
     monkeypatch.setattr(machine_speed, "time_call", lambda function, device: timing)
     monkeypatch.setattr(torch, "randn", lambda *size, **options: None)
@@ -137,7 +137,7 @@ def test_flash_that_is_no_faster_than_math_fails():
 
 
 def test_timer_times_what_it_is_given(monkeypatch):
-    """The first call is a warm-up. Most other calls take 9 ms on a mock clock, and one takes 2."""
+    """The first call is a warm-up. Of the others, one takes 2 ms on a mock clock, and most 9 ms."""
     clock = [0.0]
     calls = iter([1000, 9, 2, 9, 9, 9, 9, 9])
 

@@ -199,7 +199,10 @@ def test_a_module_that_is_called_vllm(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_indexes_of_weights(tmp_path: Path, damage) -> None:
-    """If the index is damaged, absurd, or has 3 GiB, the sizes come from the config."""
+    """If the weights' index is damaged, has an absurd size in it, or takes 3 GiB, it is not used.
+
+    The sizes then come from config.json.
+    """
     file = tmp_path / "model.safetensors.index.json"
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     huge_size = b'{"metadata": {"total_size": 1%s}}' % (b"0" * 400)

@@ -89,7 +89,7 @@ def test_an_iommu_that_the_bios_turned_off(tmp_path):
     "file", ["var/lib/dpkg/info/rocm-core.list", "var/lib/pacman/local/comgr-7.2.1-1/desc"]
 )
 def test_caches_of_a_systems_packages(file, tmp_path):
-    """The time of the package manager's list counts, because unpacked files keep old times."""
+    """The time of the package manager's file about ROCm counts: ROCm's own files keep old times."""
     variables = hosts.environ(CONDA_PREFIX="", PATH="/usr/bin")
     hosts.make(tmp_path, variables | {file: "/opt/rocm\n"})
     for days, severity in ((2, None), (0, Severity.WARNING)):

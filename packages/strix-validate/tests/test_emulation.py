@@ -139,7 +139,7 @@ def test_kernels_of_each_gpu(tmp_path):
 
 
 def test_another_gpu_is_refused(monkeypatch):
-    # Each product has its own list of GPUs, because neither requires the other.
+    # strix-validate and strix-emulate have a list each, because neither requires the other.
     assert [(name, gpu.processors) for name, gpu in TARGETS.items()] == list(GPUS.items())
     monkeypatch.setattr(cli, "TARGET", "gfx906")
     done = CliRunner().invoke(cli.app, ["list"], env={"COLUMNS": "200"})
@@ -176,7 +176,7 @@ class InspectChild:
     ("mode", "factor"), [("look up", 0), ("ask", 0), ("compile", 1), ("emulate", 1)]
 )
 def test_each_run_has_a_cache_of_its_own(mode, factor, monkeypatch):
-    """A kernel that no longer compiles would be found in the caller's cache.
+    """In the caller's cache, a run would find a kernel that no longer compiles.
 
     When kernels are only counted, matrix products are not computed. The products for a vocabulary
     would take half a CPU minute, and nothing reads their results.

@@ -217,7 +217,7 @@ def test_wrong_flash_attn_is_caught(name):
 
 
 def test_cases_are_listed_without_their_tensors(monkeypatch):
-    """Each run lists all cases. Making the cases' tensors takes half as long as three checks."""
+    """Each run lists all cases. Making their tensors would take half the time of three checks."""
     with monkeypatch.context() as patch:
         patch.setattr(torch, "randn", None)
         listed = list(flash_cases.cases(torch.float16))

@@ -33,7 +33,7 @@ needs_vllm = pytest.mark.skipif(not os.environ.get("VLLM_SOURCE"), reason="VLLM_
 needs_flash_attn = pytest.mark.skipif(
     not kernel_packages.has("flash_attn"), reason="flash_attn is not installed"
 )
-#: Steps of a server: the number of sequences, and the new and the cached tokens of each.
+#: Steps of a server: the number of sequences, and the numbers of new and of cached tokens of each.
 STEPS = ((1, 7, 0), (1, 100, 0), (3, 1024, 0), (1, 1, 300), (5, 1, 9000), (16, 1, 64), (64, 1, 64))
 
 

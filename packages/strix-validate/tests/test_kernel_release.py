@@ -12,7 +12,7 @@ from strix_validate.doctor.kernel_release import (
     parse,
 )
 
-#: Lists of releases of one kernel, from the oldest to the newest.
+#: Lists of releases of one distribution's kernel each, from the oldest to the newest.
 ASCENDING = [
     [
         "7.1.0-rc5-arch1-1",

@@ -162,7 +162,7 @@ FAULTS = {
     ),
 }
 #: Part of a failed check's reason, by the group in the check's id.
-REASONS = {"factors": "rows: the product of the factors", "gradients": "sums of whole numbers"}
+REASONS = {"factors": "rows: a product of factors differs", "gradients": "sums of whole numbers"}
 
 
 @pytest.mark.parametrize("name", FAULTS)

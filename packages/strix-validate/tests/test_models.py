@@ -151,8 +151,8 @@ def test_page_and_table_agree() -> None:
     assert all((CHECKOUT / "docs/evidence" / name).is_file() for name in records)
 
 
-#: Billions of parameters of models: the publisher's number, and the number in the class of
-#: transformers 5.24 for the same file, without the head for multi-token prediction.
+#: Billions of parameters of models: the publisher's number, and the number that transformers 5.24
+#: has for the model's config.json, without the head for multi-token prediction.
 PARAMETERS = {
     "Qwen3.5-122B-A10B": (122, 122.563),
     "Qwen3.6-35B-A3B": (35, 35.107),
@@ -301,7 +301,7 @@ def test_bitsandbytes_has_weights_of_4_or_8_bits() -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_weights_of_an_unknown_format_are_a_lower_bound(bits: int) -> None:
-    """In a mixed format, the size of each weight is unknown."""
+    """If groups of weights differ in their bits, it is unknown which weights have how many bits."""
     groups = {
         "group_0": {"weights": {"type": "int", "num_bits": 4, "strategy": "group"}},
         "group_1": {"weights": {"type": "int", "num_bits": bits, "strategy": "group"}},
@@ -437,7 +437,7 @@ def test_the_cache_is_where_hugging_faces_variables_say(
 
 
 def test_the_newest_file_of_the_cache_that_describes_a_model(tmp_path: Path) -> None:
-    """In a snapshot, config.json comes before params.json, and a GGUF file comes last."""
+    """In a snapshot, config.json is preferred to params.json, and both to a GGUF file."""
     snapshots = tmp_path / "cache/hub/models--O--N/snapshots"
     files = []
     for second, names in enumerate((["model.gguf"], ["params.json", "config.json"], ["README.md"])):

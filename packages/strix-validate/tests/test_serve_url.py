@@ -265,7 +265,7 @@ def test_a_slow_server_has_an_hour_for_each_request(judged, monkeypatch):
 
 
 def test_a_silent_server_is_asked_once(monkeypatch):
-    """Otherwise, each check would wait for an hour."""
+    """If each check asked the server, each check would wait for an hour."""
     requests = []
 
     def open_url(request, seconds):
@@ -311,7 +311,10 @@ def test_a_prompt_that_does_not_fit_costs_nothing(context, read):
     "name", [n for n in USER_CHECKS if n not in ("url-bench", "url-questions")]
 )
 def test_the_costs_of_a_check_are_what_it_costs(name, monkeypatch):
-    """Estimates may be off by a factor of two and 100 or 200 tokens: tokens differ by model."""
+    """Estimates may be off by a factor of two plus 200 read or 100 generated tokens.
+
+    Models differ in how many tokens a text has.
+    """
     with serving(drafts=True) as server:
         options = RunOptions(url=f"http://127.0.0.1:{server.server_port}", model="any")
         read, generated = costs.estimate_cost(name, costs.Server(server.context, server.block))

@@ -208,7 +208,7 @@ def test_errors_that_grow_within_their_bound_are_a_drift(last, expected):
         (
             lambda seconds: 5000 * (seconds > 1800),
             set(),
-        ),  # so is a single jump, when another program begins
+        ),  # a single jump is allowed, too: another program begins
     ],
 )
 def test_memory_of_the_gpu_that_grows_is_a_leak(growth, expected):
@@ -272,7 +272,7 @@ def test_old_readings_do_not_stand_for_the_present():
 
 
 def test_the_record_is_written_as_it_goes_and_survives_an_interruption(tmp_path, monkeypatch):
-    """The intervals between writes follow the mock clock, too."""
+    """The mock clock is also the clock by which the record is written every few seconds."""
     clock = Clock(interrupt_at=5 * 60 + 1)
     monkeypatch.setattr(command.time, "monotonic", clock.now)
     story = command.Story(GPU)

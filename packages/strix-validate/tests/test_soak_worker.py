@@ -110,7 +110,7 @@ def test_a_load_whose_first_results_differ_is_compared_with_float64_alone(monkey
 
 
 def test_a_tensor_that_does_not_repeat_itself_does_not_excuse_the_others(monkeypatch):
-    """dq may change from step to step, because an NVIDIA GPU sums it in any order."""
+    """dq may change from call to call, because an NVIDIA GPU sums it in any order."""
     attention = loads.AttentionLoad("cpu")
     correct_call = attention.call
     numbers = itertools.count(1)

@@ -99,7 +99,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"wmma": 0}, {}, "no matrix instructions"),
         ({"wmma": 0}, {"wmma": 0}, ""),
         ({"waves": 3}, {}, ""),
-        ({"waves": 2}, {}, "2 waves, packaged 6"),
+        ({"waves": 2}, {}, "2 waves; the packaged configuration has 6"),
     ],
 )
 def test_what_counts_reject(change: dict, packaged: dict, reason: str) -> None:
@@ -545,7 +545,7 @@ def test_a_second_model_joins_the_record(
 def test_the_line_to_use_the_result_can_be_pasted(
     tmp_path: Path, machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line works in another folder too, and with a blank in the folder's name."""
+    """The printed line works in any current folder, even if the record's folder has a blank."""
     folder = tmp_path / "a b"
     store = store_in(folder)
     store.record.tuned = {problem().name: measured("flash-attn", KEY, 5)}
@@ -610,7 +610,7 @@ def test_a_wrong_name_is_not_blamed_on_a_missing_package(monkeypatch: pytest.Mon
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path, fake: None) -> None:
-    """Otherwise the worker of a killed run would keep the GPU busy during the next run."""
+    """If it did not end, the worker of a killed run would keep the GPU busy in the next run."""
     request = Request(problem(), ({}, tile(20)), "cpu", 0, 10**6)
     file = tmp_path / "request"
     file.write_bytes(pickle.dumps(request))

@@ -271,7 +271,7 @@ def test_version():
 
 
 def list_arguments(build) -> dict:
-    """Return the arguments of a build by name, including defaults."""
+    """Return a builder's arguments by name, including defaults."""
     parameters = inspect.signature(build).parameters.values()
     defaults = {parameter.name: parameter.default for parameter in parameters}
     return defaults | getattr(build, "keywords", {})
@@ -296,7 +296,10 @@ def test_a_name_says_what_is_computed():
 
 
 def test_a_whole_tile_of_keys_is_shut_out():
-    """The dtype's smallest number masks a tile of the second sequence. All queries are causal."""
+    """The dtype's most negative number hides a tile of keys in the second sequence.
+
+    The mask is causal in both sequences.
+    """
     (case,) = (case for case in sdpa_cases.CASES if case.name == "least-mask")
     mask = sdpa_problem.build_mask(case, torch.float16, torch.Generator())
     masked = mask == torch.finfo(torch.float16).min

@@ -65,7 +65,7 @@ def test_no_output_is_larger_than_its_terms(name):
     _, expected = build_call(name, "a")
     exact = expected(torch.float64)
     terms = expected(reference.TERMS)
-    # Other results, such as states, are not all sums.
+    # Results other than "out", such as states, need not be sums of terms.
     if "out" in exact:
         assert (exact["out"].abs() <= terms["out"] * (1 + 1e-9)).all()
 

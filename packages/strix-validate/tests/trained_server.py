@@ -31,8 +31,8 @@ OTHER = math.log(OTHERS_SHARE / (V - len(SHARES)))
 TIED = (0.38, 0.37, 0.125, 0.0625)
 #: Number of likeliest tokens that are listed one by one; all other tokens are one group.
 LISTED = 20
-#: Prompt lengths above which the faults `hybrid` and `drafts-cache` have an effect. Both faults
-#: tell prompts apart only by this number of first tokens.
+#: Numbers of tokens of a prompt above which the faults `hybrid` and `drafts-cache` have an effect.
+#: Each fault tells prompts apart only by this number of their first tokens.
 HYBRID = 1600
 DRAFTED = 512
 #: How many tokens at the end of the context a fault spoils.

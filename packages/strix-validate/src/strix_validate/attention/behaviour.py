@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Check properties of scaled_dot_product_attention that a single comparison does not show.
+"""Check what a comparison of one call of scaled_dot_product_attention does not show.
 
 Reports print the docstring of a check's function as the purpose of the check.
 """
@@ -105,7 +105,7 @@ def _randn(*size: int, device: str, dtype: torch.dtype = HALF, seed: int = 0) ->
 
 
 def _draw_inputs(route: Watched, options: RunOptions, *size: int) -> list[Tensor]:
-    """Draw q, k and v with a given size and the route's dtype."""
+    """Draw q, k and v, each with the given size and the route's dtype."""
     device = options.device
     return [_randn(*size, device=device, dtype=route.dtype, seed=seed) for seed in range(3)]
 
@@ -200,7 +200,7 @@ def masked_row(route: Watched, options: RunOptions) -> dict:
 
 
 def nan(route: Watched, options: RunOptions) -> dict:
-    """Check that NaN in q, k or v reaches the output and gradient of each query that uses it.
+    """Check that NaN in q, k or v reaches the output and dq of each query that uses it.
 
     The NaN must not reach another head or sequence. If a kernel's maximum drops NaN, a broken layer
     gives plausible numbers:
@@ -258,9 +258,10 @@ def _flash_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _efficient_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the logsumexp of a causal call.
+    """Return the logsumexp of a causal call of efficient attention.
 
-    On NVIDIA GPUs, its last dimension, the queries, is padded to a multiple of 32.
+    On NVIDIA GPUs, the logsumexp is padded along its last dimension, from the number of queries to
+    a multiple of 32.
     """
     operator = torch.ops.aten._scaled_dot_product_efficient_attention
     return operator(q, k, v, None, True, 0.0, True)[1]

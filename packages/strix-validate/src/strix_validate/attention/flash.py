@@ -142,8 +142,8 @@ def fixed(  # noqa: PLR0913 (the options of a case)
         seqlen_q: Number of queries.
         seqlen_k: Number of keys.
         head_dim: Size of a head.
-        strided: Whether the gradient is transposed, and k and v are slices of one tensor that has
-            NaN between the heads.
+        strided: Whether the output's gradient is transposed, and k and v are slices of one tensor
+            that has NaN between the heads.
         sink: See reference.with_sink.
         alibi: "heads" for slopes by head, "batch" for other slopes in each sequence, "" for none.
         low: Level of reference.with_low_scores; 0 for none.
@@ -152,8 +152,8 @@ def fixed(  # noqa: PLR0913 (the options of a case)
     q = randn(batch, seqlen_q, heads, head_dim)
     kv = randn(batch, seqlen_k, 2, kv_heads, head_dim)
     if strided:
-        # aiter's wide loads need a stride between heads that is a multiple of 8. This stride is
-        # head_dim + 4.
+        # aiter's wide loads need a stride between heads that is a multiple of 8. With this stride,
+        # head_dim + 4, aiter cannot use them.
         kv = torch.nn.functional.pad(kv, (0, 4), value=float("nan"))[..., :head_dim]
     k, v = kv.unbind(2)
     grad_out = randn(batch, heads, seqlen_q, head_dim).transpose(1, 2)
@@ -399,27 +399,27 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
 
     Args:
         randn: See :func:`fixed`.
-        new: Number of keys that the call appends to each sequence.
+        new: Number of entries (a key and a value) that the call appends to each sequence.
         rows: The row of the cache that belongs to each sequence (cache_batch_idx).
-        leftpad: Number of entries to ignore at the start of each sequence.
+        leftpad: For each sequence, the number of entries to ignore at its start.
         page: Size of a page of a paged cache; None for a cache without pages.
         stale: Whether the cache contains NaN after the entries of each sequence.
         lengths: Number of entries in the cache before the call, for each sequence.
-        rotary: How the first 32 elements of q and k are paired for the rotation, "neighbours" or
-            "halves"; "" for no rotation.
+        rotary: How the first 32 elements of each head of q and k are paired for the rotation,
+            "neighbours" or "halves"; "" for no rotation.
         scale: See reference.attention.
         queries: Number of queries of each sequence.
         heads: Query heads.
         kv_heads: Heads of keys and values.
         head_dim: Size of a head.
-        capacity: Number of entries in a row of the cache. The default is not a multiple of a block
-            of keys.
+        capacity: Number of entries in a row of the cache. The default is not a multiple of the
+            number of keys that a kernel reads in one block.
         batch: Number of rows of the cache. Without `rows`, the cache has one row for each sequence
             instead.
         window: See reference.mask.
         low: See :func:`fixed`.
-        causal: See :func:`dense`. Without it, all queries are rotated by the angle of one position,
-            the cache's length.
+        causal: See :func:`dense`. Without it, all queries of a sequence are rotated by the angles
+            of one position, the sequence's number of entries before the call.
         lse: See reference.attention.
         integer: Whether cache_seqlens is one number, the first length, instead of a tensor.
         strided: Whether the key and the value of an entry lie side by side in one tensor.

@@ -109,18 +109,19 @@ _DECODING = (
     "sequence's keys"
 )
 _REFUSED = ("NotImplementedError",)
-#: OutOfResources is an exception of Triton. It means that a tile of this head dim does not fit into
-#: the LDS, and that no kernel was launched.
+#: OutOfResources is an exception of Triton. It means that a tile of the case's head dim does not
+#: fit into the LDS, and that no kernel was launched.
 _TOO_WIDE = (*_REFUSED, "OutOfResources")
-#: Models with 3, 4 and 8 query heads for each head of keys. Their head dims are 64 and 128.
+#: Models whose decoding a quick run checks. They have 3, 4 and 8 query heads for each head of keys,
+#: and head dims of 64 and 128.
 _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
 
 
 def _model_cases() -> Iterator[FlashCase]:
     """Yield cases of prompts with gradients, for each model's group of heads and head dim.
 
-    A case has four values: group, head dim, function and mask. The cases of a quick run contain
-    each pair of these values.
+    The cases differ in four columns: number of query heads in a group, head dim, function and
+    mask. For any two columns, the cases of a quick run contain every pair of values.
     """
     builds = {}
     columns = []

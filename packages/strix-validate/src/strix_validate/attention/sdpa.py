@@ -26,8 +26,8 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-#: Reason to skip a check. The function with these sums is cpu_flash_attention_backward in
-#: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp.
+#: Reason to skip checks whose bound the errors of these sums can exceed. torch computes the sums in
+#: cpu_flash_attention_backward (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
 _CPU_SUMS = "torch's flash attention on the CPU keeps the sums of dk and dv in 16 bits"
 #: Part of the operator names of each fused backend. A call without such an operator was computed by
 #: the math backend.
@@ -133,10 +133,10 @@ def skip_if_left_out(result: Result, kernels: str) -> Result:
 
 
 def _can_sums_exceed_bound(case: SdpaCase, dtype: torch.dtype) -> bool:
-    """Return whether errors of torch's sums in 16 bits can exceed the bound of a correct kernel.
+    """Return whether errors of the sums in _CPU_SUMS can exceed a correct kernel's bound.
 
-    They exceed it with the sink "query". In 16-bit dtypes, they also exceed it with some inputs if
-    query heads share a head of keys, because a gradient is then a sum over several query heads.
+    They do in cases with the sink "query". In 16-bit dtypes, they also do with some inputs if query
+    heads share a head of keys, because dk and dv are then sums over several query heads.
     """
     return case.sink == "query" or (dtype in HALVES and case.heads > case.kv_heads)
 
@@ -149,7 +149,7 @@ def _measure_free_gib(device: str) -> float:
 
 
 def run_one(check: Check, route: Route, problem: Problem) -> Result:
-    """Compare a route's output, with and without gradients, and its gradients.
+    """Compare a route's gradients, and its output with and without them, with the expected results.
 
     If torch refuses the call, the check is skipped. It passes instead if the case allows a refusal
     and the device has the backend.

@@ -46,8 +46,8 @@ class SdpaCase:
             "tiles" is -inf for the second half of the queries, except at the last 4 keys.
             "slice" is a slice of wider rows, in which NaN follows the mask.
         mask_dtype: Dtype of an additive mask; "" is the dtype under test.
-        dropout: Share of weights that are dropped. The values then begin with an identity matrix,
-            so that the output shows the dropped weights.
+        dropout: Share of weights that are dropped. If it is not 0, v begins with an identity
+            matrix, so that the output shows the dropped weights.
         layout: Layout of the tensors; "" is contiguous.
             "strided" has the memory layout (batch, seqlen, heads, head_dim).
             "expanded" expands one head of keys and values to all heads.
@@ -145,7 +145,8 @@ def _sink_cases() -> Iterator[SdpaCase]:
         dtypes=HALVES,
     )
     yield replace(case, name="sink-key", sink="key", needs="q")
-    # Only this case checks dk and dv. With the sink "key", their terms have both signs.
+    # Only this case checks dk and dv. With the sink "key", the terms of dk and dv have both signs,
+    # so the fault would not show.
     yield replace(case, name="sink-query", sink="query", needs="qkv")
 
 
@@ -553,7 +554,7 @@ CASES = (
     ),
     SdpaCase(
         "decode-4100",
-        "wrongly merged parts of the keys, or only the first 2048 keys read",
+        "wrongly merged results of parts of the keys, or only the first 2048 keys read",
         heads=2,
         kv_heads=2,
         seqlen_q=1,

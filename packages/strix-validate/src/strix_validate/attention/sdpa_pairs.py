@@ -66,7 +66,7 @@ _RULES: tuple[tuple[tuple[str, str], Callable], ...] = (
 
 
 def fits(values: Combination) -> bool:
-    """Return whether values of some columns can be combined in one call."""
+    """Return whether these values, of all columns or only some, can be combined in one call."""
     for (first, second), rule in _RULES:
         if first in values and second in values and not rule(values[first], values[second]):
             return False
@@ -94,8 +94,8 @@ def _make_case(values: Combination) -> SdpaCase:
     return SdpaCase(
         _name(values),
         _CATCHES,
-        # with few rows, the error depends on a few large weights, whose rounding is a matter of
-        # chance
+        # with few queries, the error depends on a few large weights, whose rounding is a matter of
+        # chance, so a case with one query per sequence gets more sequences
         batch=8 if values["lengths"] == "one" else 2,
         heads=heads,
         kv_heads=kv_heads,
@@ -140,5 +140,5 @@ def _name(values: Combination) -> str:
 
 @cache
 def cases() -> tuple[SdpaCase, ...]:
-    """Return cases that together contain every allowed pair of values."""
+    """Return cases that together contain, for any two columns, every allowed pair of values."""
     return tuple(_make_case(values) for values in combine(COLUMNS, fits))

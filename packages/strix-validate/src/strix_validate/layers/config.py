@@ -29,7 +29,7 @@ class ModelLayers:
     Each list but the first has one entry, or none if the model has no such layer.
 
     Attributes:
-        attention: Kinds of attention layers with keys and values of their own.
+        attention: Kinds of attention layers that store keys and values, not latent vectors.
         experts: The layer of experts, if vLLM has Triton kernels for it.
         linear: The layer of linear attention.
         latent: The layer of latent attention.

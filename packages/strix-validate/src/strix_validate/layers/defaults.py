@@ -7,7 +7,7 @@ A config.json, and each of its parts such as text_config, may leave out keys who
 defaults of its class. For each model_type the table has:
 
     keys: the defaults of its keys.
-    names: other names of usual keys, by the usual name.
+    names: the names that its class gives to usual keys, by the usual name.
     parts: the model_type of each part.
     text: defaults for the text of a composed model without a text_config, if they differ from those
         of the text's own class.
@@ -55,7 +55,7 @@ def contents() -> dict[str, Any]:
 
 
 def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
-    """Return a config with the defaults of its class, in each of its parts.
+    """Return a config completed with the defaults of its class, also in each of its parts.
 
     A missing text_config is added. Other missing parts are not: the table does not show whether a
     model without a vision_config has an encoder.
@@ -172,7 +172,7 @@ def _can_size(value: object) -> bool:
 
 
 def _make_instance(config_class: Any, **values: Any) -> Any:
-    """Return a config class's instance, which also has derived keys; None if the class fails."""
+    """Return a config class's instance, which also has derived keys; None if it cannot be made."""
     try:
         return config_class(**values)
     except Exception:  # a few classes refuse their own defaults

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Attention:
-    """A layer of attention with keys and values of its own.
+    """A layer of attention that stores keys and values, not latent vectors.
 
     Attributes:
         heads: Query heads.
@@ -101,7 +101,7 @@ class Rope:
         kv_heads: Heads of keys of the layer.
         head_dim: Size of a head.
         rotary: Number of elements of a head that are rotated.
-        sections: Number of angles for time, height and width (mrope_section).
+        sections: Numbers of angles for time, for height and for width (mrope_section).
         interleaved: Whether the three sections alternate.
         has_adjacent_pairs: Whether neighbouring elements form a pair; otherwise elements i and
             i + rotary / 2 do.

@@ -17,9 +17,9 @@ _Pair = tuple[str, Any, str, Any]
 
 
 def pairwise(rows: Sequence[tuple[Row, Sequence[Hashable]]]) -> list[Row]:
-    """Return a few of the rows, in order, that together have every pair of values of the rows.
+    """Return a few of the rows, in order, that together have every pair of values that a row has.
 
-    Each step chooses the row that adds the most pairs; if several do, the first of them.
+    Each step chooses the row that adds the most pairs; if several rows add as many, the first one.
 
     Args:
         rows: Each row with the values of its columns.

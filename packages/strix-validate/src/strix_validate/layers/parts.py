@@ -131,8 +131,8 @@ def find_text(config: Mapping) -> dict[str, Any]:
         if not isinstance(part, Mapping):
             raise NoModel(f"{name} is not an object: {part!a:.40}")
         text = dict(part)
-    # Ernie lists a number of experts and their size for text, and others for images. The smaller
-    # values give a lower bound of the memory.
+    # Ernie's numbers of experts and sizes of an expert are lists: one value for text, and one for
+    # images. The smaller value gives a lower bound of the memory.
     for key in ("num_experts", "moe_num_experts", "moe_intermediate_size"):
         if isinstance(text.get(key), list) and text[key]:
             text[key] = min(text[key])
@@ -225,7 +225,11 @@ def _has_separate_layers(text: Mapping) -> bool:
 
 
 def _mixers(text: Mapping) -> list[str]:
-    """Return the mixer of each layer, as config.json's layer_types names it."""
+    """Return the mixer of each layer, as config.json's layer_types names it.
+
+    DeepSeek-V4's mixers have the names in _COMPRESSED instead. Layers of Mamba that are listed as
+    "linear_attention" are named "mamba".
+    """
     count = count_layers(text)
     kinds = _kinds(text)[:count]
     if not kinds or text.get("compress_ratios"):
@@ -283,7 +287,7 @@ def _mark(
     mixer: str,
     other: str,
 ) -> list[str]:
-    """Return each layer's mixer: `mixer` for the numbers in `members`, `other` for the rest."""
+    """Return each layer's mixer: `mixer` if its number is in `members`, otherwise `other`."""
     mixers = []
     for number in numbers:
         if number in members:
@@ -328,7 +332,7 @@ def _every(numbers: Sequence[int], period: int, offset: int) -> set[int]:
 
 
 def _last_of_each(numbers: Sequence[int], interval: int) -> set[int]:
-    """Return the last layer of each interval of layers."""
+    """Return the last number of each interval: of 0 to 7, 3 and 7 for an interval of 4."""
     return {n for n in numbers if (n + 1) % interval == 0}
 
 

@@ -30,8 +30,8 @@ _VECTOR = (ROWS * COLUMNS + 38,)
 _MATRIX = (ROWS, 96)
 #: Numbers in a block of an optimizer's state.
 _STATE_BLOCK = 256
-#: A code's number may be this much farther from the value than the nearest number of the table. On
-#: a CPU, bitsandbytes finds 8-bit codes in a table of 65,536 numbers, which is less exact.
+#: A code's number may be this much farther from the scaled value than the table's nearest number.
+#: On a CPU, bitsandbytes looks 8-bit codes up in a table of 65,536 numbers, which is less exact.
 _SLACK = 4e-5
 _NF4 = (
     "NF4 that is wrong on one kind of GPU: "
@@ -46,8 +46,9 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def checks() -> dict[Check, Body]:
     """Return the checks with their functions.
 
-    NF4 has one check for each kind, block size and data type, except layers in float32. An
-    optimizer has one check for each of two data types.
+    NF4 has four kinds of checks: codes of a vector, codes with quantised scales, codes of rows, and
+    a layer. Each kind has one check for each block size and data type, but a layer has none in
+    float32. An optimizer has one check for each of two data types.
     """
     bodies: dict[Check, Body] = {}
 
@@ -148,7 +149,10 @@ class Codes:
         return _scale_blocks(self.table[self.codes], self.scales, self.block)
 
     def require_right(self, values: Tensor, subject: str, *, keeps_sign: bool = False) -> None:
-        """Require that each scale is its block's largest magnitude, and each code is the nearest.
+        """Require that the scales and the codes are right.
+
+        A scale must be its block's largest magnitude. A code must be that of the table's number
+        that is nearest to the scaled value.
 
         Args:
             values: The numbers that were quantised. In a block of zeros any code is right.
@@ -178,7 +182,8 @@ class Codes:
         worst = excess.max().item()
         require(
             worst <= _SLACK,
-            f"{subject}: a code's number is {worst:.2g} farther away than the nearest number",
+            f"{subject}: a code's number is {worst:.2g} farther from the scaled value than the "
+            "table's nearest number",
         )
 
 

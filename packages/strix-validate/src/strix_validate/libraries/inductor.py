@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compare one kernel that torch.compile generates with float64."""
+"""Check one kernel that torch.compile generates: compare its results with float64."""
 
 import os
 import shutil

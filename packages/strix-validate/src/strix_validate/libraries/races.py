@@ -102,8 +102,8 @@ def _check_factors(kind: str, dtype: torch.dtype, options: RunOptions) -> dict:
         error = _measure_factors(factors, a)
         require(
             error <= _FACTOR,
-            f"round {turn}, {batch} matrices of {rows} rows: the product of the factors differs "
-            f"by {error:.3g} units of rounding, {_FACTOR} are allowed",
+            f"round {turn}, {batch} matrices of {rows} rows: a product of factors differs from its "
+            f"matrix by {error:.3g} units of rounding, {_FACTOR} are allowed",
         )
         largest_error = max(largest_error, error)
     return {"units": largest_error, "rounds": rounds}
@@ -156,7 +156,7 @@ def _check_sums(dtype: torch.dtype, options: RunOptions) -> dict:
         wrong = int((actual.double() != expected).sum())
         require(
             not wrong,
-            f"round {turn}, {count} tokens of {_ROWS} rows: {wrong} of {actual.numel()} sums of "
-            "whole numbers are wrong",
+            f"round {turn}, {count} tokens, an embedding of {_ROWS} rows: {wrong} of "
+            f"{actual.numel()} sums of whole numbers are wrong",
         )
     return {"rounds": rounds}

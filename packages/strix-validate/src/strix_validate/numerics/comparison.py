@@ -86,8 +86,8 @@ def bounds(
     would be zero if such a gradient were computed alone.
 
     lse is stored in float32 for any dtype. Its error is the relative error of the sum of weights. A
-    kernel that rounds the weights first, or whose exp is only as precise as the dtype, is off by
-    half an eps of the dtype, so that much is always allowed.
+    kernel that rounds the weights before it sums them, or whose exp is only as precise as the
+    dtype, is off by half an eps of the dtype, so that much is always allowed.
 
     Args:
         exact: Results in float64.

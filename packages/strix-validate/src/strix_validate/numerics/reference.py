@@ -164,10 +164,10 @@ LOW_SCORES_FAULT = (
 
 
 def with_low_scores(q: Tensor, k: Tensor, level: float, scale: float) -> tuple[Tensor, Tensor]:
-    """Return copies of q and k whose first element moves all scores to about `level`.
+    """Return copies of q and k in which each row's first element moves all scores to about `level`.
 
-    The gradients of the first element cancel, so only their rounding errors remain. With few rows,
-    the size of these errors is a matter of chance.
+    The terms of the first element's gradient cancel, so only their rounding errors remain. With few
+    queries, the size of these errors is a matter of chance.
 
     Args:
         q: Standard normal, (..., head_dim), of the dtype under test.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Calls of flash-attn whose kernels are shipped in packages or warmed up.
 
-The key of a kernel in Triton's cache includes the head dim, the data type, the mask, and whether an
-integer argument is 1 or a multiple of 16. It includes no lengths, numbers of heads, scales or sizes
-of windows. So one call of each kind is enough to compile all kernels of its kind.
+The key of a kernel in Triton's cache includes the head dim, the data type, the mask, and for each
+integer argument whether it is 1 or a multiple of 16. It includes no lengths, numbers of heads,
+scales or sizes of windows. So one call of each kind is enough to compile all kernels of its kind.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ def flash_calls(
     Args:
         head_dims: Head dims.
         dtypes: Data types.
-        trained: Head dims for which there are also calls with a backward pass.
+        trained: Head dims whose calls for prompts have a backward pass, too.
         windowed: Whether to add two windows: one that is bounded on both sides, and one on the left
             only. They are added only if aiter is installed, because its kernels support them.
         capacities: Capacities in tokens of the caches to decode from.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Calls that launch vLLM's kernels with the cache layout, scales and padding of its server.
 
-With the recipe's patches, vLLM's attention kernels are compiled for each layer in LAYERS. Two
+With the patches of the recipe vllm, attention kernels are compiled for each layer in LAYERS. Two
 layers that differ only in their numbers of heads, but not in the ratio of these numbers, share
 their kernels. Kernels of linear and latent attention are compiled for a model's heads, and kernels
 of sampling for the size of its vocabulary. For linear attention, each configuration of an autotuner

@@ -41,7 +41,7 @@ from strix_validate.terminal import (
 WORKER = "strix_validate.soak.worker"
 SENSORS = "strix_validate.soak.telemetry"
 #: Seconds of a turn. In a short soak, turns are shorter, so that each load has time for _MIN_TURNS
-#: if the preparation is short.
+#: turns, unless the preparation takes up this time.
 TURN = 15.0
 _MIN_TURNS = 3
 #: Seconds between two lines on the terminal.

@@ -148,7 +148,7 @@ class TensorLoad:
         For a tensor that varies from call to call, each result is compared with float64. For other
         tensors, each result but the step's last is compared with the first one, and the last with
         float64. Comparisons on the GPU may be wrong, so the CPU also compares the last result of
-        one tensor, the next tensor in each step.
+        one tensor. The tensors take turns from step to step.
 
         Results are overwritten with NaN. Otherwise, if the next call gets the same memory and its
         kernel writes nothing, the right numbers would still be there.
@@ -175,7 +175,10 @@ class TensorLoad:
         return Step(self._work * number, number, changed, error)
 
     def _compare_on_cpu(self, results: dict[str, Tensor]) -> float:
-        """Compare the next tensor on the CPU; return its largest error as a share of its bound."""
+        """Compare a tensor on the CPU; return its largest error as a share of its bound.
+
+        Each call compares the next tensor.
+        """
         name = next(self._names)
         result = results[name].cpu()
         exact = self._exact[name].cpu().expand_as(result)

@@ -43,7 +43,8 @@ class StepRecord:
     def is_faulty(self) -> bool:
         """Whether a result is wrong.
 
-        It exceeds its bound, is not a number, or differs from a value that it must equal.
+        Its error exceeds the bound, it is not a number, it differs from a value that it must equal,
+        or the load describes another fault.
         """
         if self.fault or self.error is None:
             return True
@@ -71,7 +72,7 @@ class Story:
         kernel: The kernel's messages of faults, each with its second.
         kernel_absent: The reason why the kernel's messages cannot be read.
         sensors_absent: The reason why the sensors cannot be read.
-        failure: The worker's last message before it failed.
+        failure: The exception that ended the worker, as text; "" if the worker reported none.
         unable: The reason why no load can run here.
         ending: Why the loads ended early, and which load was running; empty if they ended in time.
         advice: Advice for a hang or a crash.

@@ -17,11 +17,11 @@ CLOCK_SHARE = 0.7
 _GPU_LOADS = ("attention", "product", "copy")
 #: GPU loads whose speed is limited by the clock. The speed of copies is limited by memory.
 _CLOCKED_LOADS = ("attention", "product")
-#: Growth in MiB that counts as a leak, from the first quarter to the last, if each quarter needs
-#: more memory than the one before it.
+#: Growth in MiB, from the first quarter of the soak to the last, that counts as a leak if each
+#: quarter needs more memory than the one before it.
 _LEAK_MIB = 128.0
-#: Growth of errors that counts as a drift, from the first quarter to the last: the factor, and the
-#: minimum growth as a share of the bound.
+#: Growth of errors, from the first quarter of a load's steps to the last, that counts as a drift:
+#: the factor, and the minimum growth as a share of the bound.
 _DRIFT_FACTOR = 1.5
 _DRIFT_FLOOR = 0.02
 #: Minimum numbers of samples and of steps for a comparison of quarters.

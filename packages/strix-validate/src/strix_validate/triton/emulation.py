@@ -85,7 +85,10 @@ def _build_reachable(
     values: dict[str, Any],
     storages: dict[int, np.ndarray],
 ) -> list[emulator.Buffer]:
-    """Return buffers of the tensors whose addresses the kernel reads from other tensors."""
+    """Return buffers of the tensors whose addresses the kernel reads from other tensors.
+
+    Tensors that share a storage with one of the arguments are left out.
+    """
     argument_addresses = set(storages)
     tables = []
     for value in values.values():

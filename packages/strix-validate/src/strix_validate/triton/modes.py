@@ -187,8 +187,8 @@ def _build_environment(
     if mode == "interpret":
         environment["TRITON_INTERPRET"] = "1"
     # By default, Triton multiplies float32 matrices in TF32 on NVIDIA, while gfx1151 computes in
-    # float32. The setting is part of a kernel's key, so it is not used with a cache, whose kernels
-    # were compiled without it.
+    # float32. This setting makes NVIDIA compute in float32, too. It is part of a kernel's key, so
+    # it is not used with a cache, whose kernels were compiled without it.
     if mode == "native" and cache is None:
         environment["TRITON_F32_DEFAULT"] = "ieee"
     return environment

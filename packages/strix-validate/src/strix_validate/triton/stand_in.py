@@ -28,7 +28,7 @@ _ASSERTING = (
 )
 #: Triton's attribute of an argument whose value is a multiple of 16.
 _DIVISIBLE = ["tt.divisibility", 16]
-#: Compilation options that a lookup reports; only AMD has the last one.
+#: Compilation options that a lookup reports. Only Triton's backend for AMD has the last one.
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "waves_per_eu")
 #: Holds the operators that skip_products registers. They last as long as this object.
 _PRODUCTS = torch.library.Library("aten", "IMPL")

@@ -227,7 +227,7 @@ def _compute_gate_error(
     """Return the error that rounding dq and dk causes in the gradient of the gates.
 
     A kernel computes this gradient from the stored dq and dk. The error of a token is a sum over
-    all later tokens of the sequence.
+    this token and all later tokens of the sequence.
     """
     errors = {}
     for name in ("q", "k"):
@@ -351,7 +351,7 @@ _EXPENSIVE = (
 
 
 def model_cases() -> dict[str, Case]:
-    """Return cases of prompts, training and decoding.
+    """Return cases of prompts, training and decoding, for the models in models.toml.
 
     They cover each head size, and each ratio of value heads to key heads.
     """
@@ -395,7 +395,7 @@ COMPUTED = {
         partial(_kda, lengths=(64, 30), state=True, normal=True, train=False),
         _PACKED,
     ),
-    # This case takes longer than all others.
+    # This case takes longer than all others, so only a full run includes it.
     "kda-packed-train": Case(
         partial(_kda, lengths=(40, 30), keys=128, values=128, state=True),
         _PACKED,

@@ -126,7 +126,7 @@ def draw_blocks(randn: Randn, name: str, count: int) -> np.ndarray:
     for offset in block_type.halves:
         blocks[:, offset : offset + 2] = scales.view(np.uint8)
     if name == "iq1_m":
-        # The scale of iq1_m is spread over the four highest bits of four words.
+        # The 16 bits of iq1_m's scale are in four words, in the four highest bits of each.
         words = blocks[:, 48:56].copy().view(np.uint16)
         bits = scales.view(np.uint16)
         fields = bits >> np.array([0, 4, 8, 12], np.uint16) & 15
@@ -154,7 +154,7 @@ def _decode(
     rows: int,
     dtype: Precision,
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights, (rows, size), as a kernel stores them and as a kernel multiplies them.
+    """Return the weights, (rows, size), twice: as dequantized, and as the products use them.
 
     Args:
         blocks: The blocks of a matrix.

@@ -148,7 +148,10 @@ class _Reference:
     smooth: bool
 
     def compute_mean(self, keys: Tensor) -> Tensor:
-        """Return the mean that is subtracted from a sequence's keys, in their dtype."""
+        """Return the mean that is subtracted from a sequence's keys, in their dtype.
+
+        If sequences are packed, it is the mean of the keys of all sequences.
+        """
         if not self.smooth:
             return torch.zeros_like(keys[:1])
         if self.packed:

@@ -421,12 +421,14 @@ class ConfiguredCall:
 def short_list(problem: Problem, cache: Path, jobs: int | None, most: int) -> list[Trial]:
     """Compile a problem's configurations for gfx1151; return a trial for each, with its counts.
 
+    The first trial is that of the packaged configuration. A trial that is not to be measured has a
+    reason.
+
     Args:
         problem: The problem to tune.
         cache: Triton's cache.
         jobs: Number of processes that compile; None for the number of cores.
-        most: Maximum number of configurations to measure besides the packaged one, which is the
-            first. Each trial that is not to be measured has a reason.
+        most: Maximum number of configurations to measure besides the packaged one.
 
     Raises:
         RuntimeError: The packaged configuration does not compile, or the library ignores all other
@@ -529,7 +531,7 @@ def _read_tile(configuration: Configuration) -> tuple[int, ...]:
 
 
 def _read_code(lookup: Lookup) -> bytes:
-    """Return a kernel's code object, which an option without effect does not change."""
+    """Return a kernel's code object. An option that changes nothing leaves it the same."""
     for path in lookup.files.values():
         if path.endswith(".hsaco"):
             return Path(path).read_bytes()
@@ -565,7 +567,7 @@ def reject(cost: KernelCost, packaged: KernelCost) -> str:
     if packaged.wmma and not cost.wmma:
         return "no matrix instructions"
     if 2 * cost.waves < packaged.waves:
-        return f"{cost.waves} waves, packaged {packaged.waves}"
+        return f"{cost.waves} waves; the packaged configuration has {packaged.waves}"
     return ""
 
 

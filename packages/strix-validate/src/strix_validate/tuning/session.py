@@ -14,7 +14,7 @@ from strix_validate.soak.processes import LineProcess
 from strix_validate.soak.verdicts import CLOCK_SHARE
 from strix_validate.tuning.record import Store, Trial, Tuned
 
-#: Number of rounds of a problem. Each round times every configuration once.
+#: Number of rounds of a problem. Each round times every configuration with right results once.
 ROUNDS = 9
 #: Maximum load of the GPU before a measurement, in percent, and number of readings of the load.
 _MAX_BUSY = 5.0

@@ -153,7 +153,7 @@ def _bind_experts(calls: list[Any], device: str) -> Callable[[], None]:
 def measure(request: Request, emit: Callable[[dict], None]) -> None:
     """Check the configurations, and time those with right results.
 
-    Each round times every configuration once, in another order than the round before.
+    Each round times each of those once, in another order than the round before.
 
     Args:
         request: The request.

@@ -91,8 +91,8 @@ def masked_attention(
     Args:
         randn: Draws the numbers.
         lengths: (queries, keys) of each sequence.
-        images: The images of each sequence, the same number for all. The tokens of an image see
-            each other.
+        images: The images of each sequence. Each sequence has the same number of them. The tokens
+            of an image see each other.
         window: Number of keys that a token sees; 0 is all.
         lookback: Number of chunks that a token sees before its own chunk; -1 for no chunks. With
             chunks, the window is divided into lookback + 1 chunks.
@@ -239,7 +239,7 @@ def scaled_attention(
 ) -> tuple[VllmCall, Expected]:
     """Build a call that writes keys and values to the cache and then computes attention from it.
 
-    The cache has one scale for each token and head.
+    The cache has two scales for each token and head, one for the key and one for the value.
 
     Args:
         randn: Draws the numbers.

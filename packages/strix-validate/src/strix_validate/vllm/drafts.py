@@ -38,7 +38,7 @@ def convolution(
         randn: Draws the numbers.
         lengths: Number of tokens of each sequence.
         accepted: Number of tokens of each sequence that the previous step accepted. That step
-            wrote one state for all of its tokens.
+            wrote one long state, which contains the state after each of its tokens.
         channels: Number of channels of the convolution.
         width: Number of tokens that the convolution spans.
     """

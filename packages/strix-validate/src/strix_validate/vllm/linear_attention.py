@@ -555,7 +555,7 @@ _STEPS = partial(delta_rule, lengths=(1, 1, 1))
 COMPUTED = {
     "conv1d": Case(convolution, _CONVOLUTION),
     "conv1d-bias": Case(partial(convolution, lengths=(2, 19), bias=True), _BIAS),
-    # Some sequences have fewer new tokens than their convolution state, which has three.
+    # Some sequences have fewer new tokens than their convolution state, which has three tokens.
     "conv1d-short": Case(partial(convolution, lengths=(5, 2, 1, 9)), _CONVOLUTION),
     "gdn-prefill": Case(partial(delta_rule, lengths=(3, 64, 66), steep=True), _CHUNKS),
     "gdn-decode": Case(partial(_STEPS, kernel="one", steep=True), _RECURRENT, torch.float32),

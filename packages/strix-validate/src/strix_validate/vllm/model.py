@@ -247,7 +247,7 @@ class _Decoder:
     linear: int
 
     def step(self, begin: int, end: int) -> Tensor:
-        """Compute the log probabilities after the tokens from begin to end."""
+        """Compute the log probabilities after each of the tokens begin to end - 1."""
         tokens = self.tensors["tokens"][begin:end]
         x = self.tensors["embedding"][tokens]
         for i, cache in enumerate(self.caches):

@@ -27,8 +27,8 @@ _SEEDS = 1 << 62
 #: The tokens that the draft gives a higher, and a lower probability than the model does.
 _OVERRATED = 1
 _UNDERRATED = 4
-#: Probabilities of these two tokens. Half of the drafted tokens are accepted. A kernel that leaves
-#: out the draft's probability accepts three of ten.
+#: Probabilities of these two tokens in the model, and in the draft. Half of the drafted tokens are
+#: accepted. A kernel that leaves out the draft's probability accepts three of ten.
 _TARGET_SHARES = (0.3, 0.7)
 _DRAFT_SHARES = (0.6, 0.4)
 #: Logit that fills the padding after a row. A kernel that reads the padding finds the largest logit
@@ -165,7 +165,7 @@ def penalized(
         randn: Draws the numbers.
         vocabulary: Size of the vocabulary.
         prompt: Number of tokens of the longest prompt.
-        generated: Number of tokens of the output, plus five.
+        generated: Number of tokens of the output of each request, plus five.
     """
     states = torch.tensor([3, 0, 2, 1])
     rows = torch.tensor([3, 3, 3, 0, 2, 1], dtype=torch.int32)
@@ -488,7 +488,8 @@ def judge_rejections(tokens: Tensor, lengths: Tensor) -> dict[str, Tensor]:
 
     Returns:
         `wrong`, the number of requests with an impossible token. `accepted`, 1 if the number of
-        accepted tokens is off by SIGMAS, else 0. `drawn`, the same for the third tokens.
+        accepted tokens is off by SIGMAS, else 0. `drawn`, 1 if the number of overrated third tokens
+        is off by SIGMAS, else 0.
     """
     last = tokens.gather(1, lengths.long()[:, None] - 1)[:, 0]
     accepted = lengths - 1

@@ -139,7 +139,7 @@ COMPILED = {
     "moe-int4-prefill": Case(partial(_small_moe, tokens=64, bits=4), _COMPILES, BF16),
     "moe-int4-decode": Case(partial(_small_moe, tokens=2, bits=4), _COMPILES),
     "moe-fp8-prefill": Case(partial(_small_moe, tokens=99, bits=8), quantized.MINUTES, BF16),
-    # gpt-oss-20b has 32 experts of 2880 by 2880.
+    # These cases are smaller than a layer of gpt-oss-20b, which has 32 experts of 2880 by 2880.
     "mxfp4-prefill": Case(partial(_small_mxfp4, tokens=1024), _GENERATION, BF16),
     "mxfp4-decode": Case(partial(_small_mxfp4, tokens=2), _GENERATION, BF16),
     **mla.COMPILED,
