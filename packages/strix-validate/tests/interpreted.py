@@ -11,7 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Interpreted:
-    """A kernel that uses what Triton's interpreter lacks: counters, libdevice and scalar masks."""
+    """A kernel with features that Triton's interpreter lacks.
+
+    They are floats and loop counters that are tensors, functions of libdevice, and masks from a
+    scalar's condition.
+    """
 
     dtype: torch.dtype = torch.float32
 

@@ -49,7 +49,7 @@ if has_aiter():
 
 
 class Executed:
-    """Executes and records launches. `are_complete` states which launches ran whole."""
+    """Executes and records launches. `are_complete` tells of each launch whether it ran whole."""
 
     def __init__(self, max_workgroups: int) -> None:
         self.max_workgroups = max_workgroups

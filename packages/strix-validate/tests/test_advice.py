@@ -82,7 +82,7 @@ def describe_answer(config: dict) -> str:
 
 
 def test_drafts_of_a_hybrid_model_go_without_prefix_caching() -> None:
-    """Drafts with prefix caching give wrong text and lose tool calls.
+    """In hybrid models, drafts with prefix caching give wrong text and lose tool calls.
 
     See vllm-project/vllm#43559, vllm-project/vllm#53912 and vllm-project/vllm#47194.
     """

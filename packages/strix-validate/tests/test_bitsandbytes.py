@@ -63,7 +63,7 @@ def test_without_bitsandbytes_each_check_is_skipped(monkeypatch):
 
 @skip_without("bitsandbytes")
 def test_the_installed_one_is_right():
-    """Rows that end inside a block are left out, because with AVX-512 they need our patch."""
+    """The checks nf4-rows are left out: with AVX-512, rows that end in a block need our patch."""
     checks = bitsandbytes_numerics.checks()
     chosen = [check for check in checks if "nf4-rows" not in check.id]
     for result in run_each(chosen, RunOptions(), checks):

@@ -2,8 +2,8 @@
 """The full set of kernels has every kernel that the first calls of a model need.
 
 Triton's hook before compilation refuses each kernel, so that all kernels are counted and none is
-compiled. Set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches. The kernels of
-flash-attn and amd-aiter are counted if these packages are installed.
+compiled. Set VLLM_SOURCE to a folder of vLLM's source with the patches of the recipe vllm. The
+kernels of flash-attn and amd-aiter are counted if these packages are installed.
 """
 
 import json

@@ -76,7 +76,7 @@ def without_pivots(kind, a):
 
 
 def lost_summand(tokens, incoming):
-    """Return a gradient of an embedding that lacks two tokens in one column."""
+    """Return the gradient of an embedding, without the terms of two tokens in one column."""
     incoming[-1, 5] = 0
     incoming[0, 5] = 0
     return gradient(tokens, incoming)

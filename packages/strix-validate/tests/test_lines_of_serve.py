@@ -161,7 +161,7 @@ def test_a_cache_below_the_models_length(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_the_length_of_a_model(keys: dict, length: int) -> None:
-    """vLLM's function _get_and_verify_max_len (vllm/config/model.py) derives the same length."""
+    """vLLM's _get_and_verify_max_len (vllm/config/model.py) derives these lengths, too."""
     assert serving.read_length(CONFIGS["Llama-3.1-8B"] | keys) == length
 
 

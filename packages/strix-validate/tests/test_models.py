@@ -3,8 +3,8 @@
 
 Some tests pass bad input to the command.
 
-To compare with vLLM's code, set VLLM_SOURCE to a folder of vLLM's source with the recipe's patches,
-in an environment that has vLLM's requirements. The last result is in
+To compare with vLLM's code, set VLLM_SOURCE to a folder of vLLM's source with the patches of the
+recipe vllm, in an environment that has vLLM's requirements. The last result is in
 docs/evidence/2026-11-28-models.md.
 """
 
@@ -240,7 +240,7 @@ def test_what_is_not_counted_makes_a_lower_bound() -> None:
     ],
 )
 def test_tiles_of_experts(name: str, words: str, tmp_path: Path) -> None:
-    """If VLLM_SOURCE is set, the tables in vLLM's patched source must have the same tiles."""
+    """If VLLM_SOURCE is set, the tables in vLLM's patched source must give the same answer."""
     config = (CASES | SHAPES)[name]
     tiles = table.describe_tiles(config)
     assert tiles.startswith(words)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Compile each kernel of the sets `sample` for other GPUs, and execute it as on these GPUs.
+"""Compile each kernel of the sets `sample` for other GPUs, and execute it as on those GPUs.
 
-The tests run only with SAMPLE_SETS=1, in an environment with the packages. vLLM's set needs
-VLLM_SOURCE. Each set takes minutes.
+The tests run only with SAMPLE_SETS=1. A library's set needs the library to be installed, except
+that vLLM's set needs VLLM_SOURCE instead. Each set takes minutes.
 """
 
 import importlib.util

@@ -49,7 +49,7 @@ def judged(monkeypatch):
     return run
 
 
-#: Options of correct servers, which differ in legal ways, and their skipped checks.
+#: Options of correct servers, which differ in legal ways, and the checks that are skipped for each.
 RIGHT: list[tuple[dict, set[str]]] = [
     ({}, {"speculation"}),
     ({"delay": 0.05}, {"speculation"}),

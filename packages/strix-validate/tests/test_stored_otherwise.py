@@ -28,7 +28,7 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def write(file: Path, arch: str = "qwen3", **changes: object) -> Path:
-    """Write a GGUF file, as llama.cpp's converter does. It has only three of the tensors."""
+    """Write a GGUF file as llama.cpp's converter does, but with only three of a model's tensors."""
     gguf = pytest.importorskip("gguf")
     numpy = pytest.importorskip("numpy")
     writer = gguf.GGUFWriter(file, arch)
@@ -201,7 +201,7 @@ def test_without_the_package_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_gguf_file_whose_attention_vllm_refuses(tmp_path: Path) -> None:
-    """vLLM refuses GLM-5's attention, which chooses tokens, whatever the format of the weights."""
+    """Whatever the format of the weights, vLLM refuses GLM-5's attention, which chooses tokens."""
     sizes = {"attention.kv_lora_rank": 512, "rope.dimension_count": 64}
     status, output = run(write(tmp_path / "glm.gguf", "glm-dsa", **sizes))
     assert status == 1

@@ -32,7 +32,7 @@ CONCH_FAULTS = {
 
 @pytest.mark.parametrize("name", CONCH_FAULTS)
 def test_a_layer_with_8_bit_weights_is_unpacked_as_conch_does(name):
-    """The expected result is the product of the packed tensors."""
+    """The expected result is the product that this test computes from the packed tensors."""
     case, spoil = CONCH_FAULTS[name]
     call, expected = make(conch.COMPUTED[case])
 

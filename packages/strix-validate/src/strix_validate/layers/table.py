@@ -64,17 +64,17 @@ class Model:
 
     @property
     def num_key_value_heads(self) -> int:
-        """Heads of keys and values; 0 with latent attention."""
+        """Heads of keys and values in the last kind of attention; 0 with latent attention."""
         return self.layers.attention[-1].kv_heads if self.layers.attention else 0
 
     @property
     def head_dim(self) -> int:
-        """Size of a head of keys; 0 with latent attention."""
+        """Size of a head of keys in the last kind of attention; 0 with latent attention."""
         return self.layers.attention[-1].head_dim if self.layers.attention else 0
 
     @property
     def softcap(self) -> float:
-        """Limit of the scores of attention; 0 is none."""
+        """Limit of the scores in the last kind of attention; 0 is none."""
         return self.layers.attention[-1].softcap if self.layers.attention else 0.0
 
     def experts_by_format(self) -> dict[str, Experts]:

@@ -2,8 +2,9 @@
 """Check bitsandbytes: NF4 weights, layers with such weights, and optimizers with 8-bit states.
 
 This module computes the tables of codes and the optimizers' steps in float64, without
-bitsandbytes. A code is right if no number of the table is nearer. Results are compared with float64
-results of the same codes, so that the error of quantisation does not hide other errors.
+bitsandbytes. A code is right if no other number of the table is nearer to the scaled value than the
+code's, except by _SLACK. Results are compared with float64 results of the same codes, so that the
+error of quantisation does not hide other errors.
 """
 
 from collections.abc import Callable

@@ -6,11 +6,12 @@ round of requests each. If standard input is closed during a turn, the process e
 current step, so that no running kernel is killed. It writes one JSON object per line to standard
 output:
 
-    {"device": ...}                              once: the device that torch opened
+    {"device": ..., "name": "cuda"}              once: the device that torch opened
     {"unable": "torch sees no GPU"}              no load can run; the process ends
     {"prepare": "product", "description": ..., "unit": ...}
     {"turn": 3, "load": "product"}               the load begins its turn
-    {"step": 41, "load": "product", "rate": ..., "results": ..., "changed": ..., "error": ...}
+    {"step": 41, "load": "product", "rate": ..., "work": ..., "results": ..., "changed": ...,
+     "error": ..., "fault": ""}                  a step ended; see loads.Step
     {"failed": "RuntimeError: ..."}              a load failed; the process ends
 """
 

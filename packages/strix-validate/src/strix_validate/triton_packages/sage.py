@@ -301,7 +301,7 @@ COMPILED = dict(_compiled_cases())
 
 
 def _is_call(values: Combination) -> bool:
-    """Return whether SageAttention supports these values of some columns."""
+    """Return whether SageAttention supports these values, of all columns or only some."""
     is_packed = values.get("form") == "packed"
     if values.get("lengths") == "cross":
         # Calls of packed sequences, and causal calls, have as many queries as keys.

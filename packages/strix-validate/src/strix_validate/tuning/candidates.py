@@ -276,7 +276,7 @@ def _build_products(
     tokens: int,
     sizes: tuple[tuple[int, int], tuple[int, int]],
 ) -> tuple[partial, partial]:
-    """Return the builders of both products.
+    """Return the builders of both products of a layer of experts.
 
     A token is one row of the first product, and top_k rows of the second.
 
