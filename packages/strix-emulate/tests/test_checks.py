@@ -125,6 +125,29 @@ def test_a_load_into_the_mask_that_an_instruction_reads_without_naming_it(use, n
         execute(body.format(""), native=native)
 
 
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(
+    ("register", "use"),
+    [
+        ("vcc_lo", "s_cbranch_vccnz end"),
+        ("vcc_lo", "s_cbranch_vccz end"),
+        ("s8", "s_call_b64 s[8:9], end"),
+        ("s8", "s_swappc_b64 s[10:11], s[8:9]"),
+    ],
+)
+def test_a_load_into_a_register_that_a_jump_uses(register, use, native):
+    body = LOAD + "s_getpc_b64 s[8:9]\ns_load_b32 {register}, s[4:5], 0x0\n"
+    body = f"{body}{{wait}}{use}\nend: s_endpgm\n"
+    with pytest.raises(Trap, match=rf"`{use.split()[0]} .*pending: uses a register"):
+        execute(body.format(register=register, wait=""), native=native)
+    if register == "vcc_lo":
+        execute(body.format(register=register, wait="s_waitcnt lgkmcnt(0)\n"), native=native)
+        # A branch of a wave of 32 lanes does not read VCC_HI.
+        execute(body.format(register="vcc_hi", wait=""), native=native)
+        with pytest.raises(Trap, match="pending"):
+            execute(body.format(register="vcc_hi", wait=""), width=64, native=native)
+
+
 def test_scalar_loads_come_in_any_order():
     with pytest.raises(Trap, match="pending"):
         execute(

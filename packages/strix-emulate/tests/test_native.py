@@ -346,6 +346,28 @@ def test_what_waves_lack_in_one_turn_is_found_in_a_trace(traced):
     assert traced
 
 
+def test_a_load_that_a_branch_in_a_trace_does_not_await(traced, monkeypatch):
+    """The load is in one iteration. The trace begins behind it and ends before its next use."""
+    monkeypatch.setattr(traces, "_MAX_BLOCKS", 2)
+    loop = """s_mov_b32 vcc_lo, 0
+    s_mov_b32 s8, 0
+    again: s_add_u32 s8, s8, 1
+    s_cmp_lg_u32 s8, 20
+    s_cbranch_scc1 skip
+    s_load_b32 vcc_lo, s[4:5], 0x0
+    {}
+    skip: s_cbranch_vccnz end
+    s_cmp_lt_u32 s8, 30
+    s_cbranch_scc1 again
+    end: s_endpgm
+    """
+    execute(LOAD + loop.format("s_waitcnt lgkmcnt(0)"))
+    traced.clear()
+    with pytest.raises(Trap, match=r"`s_cbranch_vccnz .*pending: uses a register"):
+        execute(LOAD + loop.format(""))
+    assert traced[-1] == -1
+
+
 def test_a_library_of_another_version_is_refused(library, monkeypatch):
     monkeypatch.setattr(native, "digest", lambda: "another")
     with pytest.raises(OSError, match="another version"):

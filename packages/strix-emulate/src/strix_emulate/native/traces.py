@@ -15,7 +15,7 @@ import numpy as np
 
 from strix_emulate.code.decode import EXEC, VCC
 from strix_emulate.memory.findings import Findings
-from strix_emulate.memory.waits import State
+from strix_emulate.memory.waits import Queues, State
 from strix_emulate.memory.waves import Waves
 from strix_emulate.native import library as native
 from strix_emulate.native import plans
@@ -168,7 +168,7 @@ class Trace:
                 findings,
             )
             plan = None
-            if behind is not None:
+            if behind is not None and not self._misses_wait(behind):
                 plan = Plan(
                     behind,
                     self._ops_of_steps,
@@ -177,6 +177,17 @@ class Trace:
                 )
             self._plans[state] = plan
         return self._plans[state]
+
+    def _misses_wait(self, behind: dict[int, Queues]) -> bool:
+        """Return whether a block ends with a use of a register that has yet to be loaded.
+
+        Args:
+            behind: The counters at the end of each block.
+        """
+        for block, end in zip(self.blocks, self._ends[1:], strict=True):
+            if block.end_registers & behind[end].state.pending:
+                return True
+        return False
 
     @property
     def is_useless(self) -> bool:

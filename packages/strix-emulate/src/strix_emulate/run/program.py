@@ -17,7 +17,7 @@ from strix_emulate.instructions.steps import Step, Traits
 from strix_emulate.instructions.uses import Uses
 from strix_emulate.memory import addressing, waits
 from strix_emulate.memory.waits import operand_bits
-from strix_emulate.memory.waves import GENERAL_SCALARS, VCC_OPERAND, Waves
+from strix_emulate.memory.waves import GENERAL_SCALARS, LANES, VCC_OPERAND, Waves
 from strix_emulate.native.runs import Run, Session
 from strix_emulate.native.traces import Trace
 
@@ -132,6 +132,7 @@ class Block:
         start: Address of the first instruction.
         steps: The instructions before `end`.
         end: The control instruction, or None if the next instruction is a branch target.
+        end_registers: Bit mask of the registers that `end` reads or writes.
         condition: Function on waves that returns which waves jump. None if `end` is not a
             conditional branch.
         taken: Address of the block to which `end` jumps, if it is a branch.
@@ -149,6 +150,7 @@ class Block:
     start: int
     steps: list[Step] = field(default_factory=list)
     end: Instruction | None = None
+    end_registers: int = 0
     condition: Callable | None = None
     taken: int = -1
     next: int = -1
@@ -266,7 +268,7 @@ def compile_blocks(
 
 def _make_blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Block]:
     instructions = flow.mark_swaps(instructions)
-    blocks, lines = _split_at_control(instructions)
+    blocks, lines = _split_at_control(instructions, home.kernel.width)
     initial = mode_register.initial(home.kernel)
     entry = _find_modes(blocks, lines, initial)
     for start, block in blocks.items():
@@ -280,8 +282,14 @@ def _make_blocks(instructions: list[Instruction], home: Blocks) -> dict[int, Blo
 
 def _split_at_control(
     instructions: list[Instruction],
+    width: int,
 ) -> tuple[dict[int, Block], dict[int, list[Instruction]]]:
-    """Return the blocks by address, still without steps, and the instructions of each block."""
+    """Return the blocks by address, still without steps, and the instructions of each block.
+
+    Args:
+        instructions: The instructions.
+        width: Lanes of a wave.
+    """
     starts = set()
     for ins in instructions:
         if ins.name in BLOCK_ENDS:
@@ -301,10 +309,22 @@ def _split_at_control(
             lines[block.start].append(ins)
             continue
         block.end = ins
+        block.end_registers = _control_registers(ins, width)
         if "branch" in ins.name:
             block.condition = _CONDITIONS.get(ins.name)
             block.taken = branch_target(ins)
     return blocks, lines
+
+
+def _control_registers(ins: Instruction, width: int) -> int:
+    """Return the bit mask of the registers that a control instruction reads or writes.
+
+    EXEC is not included, because no load writes it.
+    """
+    bits = operand_bits(*ins.operands)
+    if ins.name.startswith("s_cbranch_vcc"):
+        bits |= waits.registers("s", VCC, width // LANES)
+    return bits
 
 
 class Program:

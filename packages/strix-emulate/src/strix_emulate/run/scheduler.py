@@ -219,6 +219,7 @@ class Scheduler:
 
     def _leave(self, block: Block, g: Waves) -> Event | None:
         """Set the address of the next block, or return the event that stops the waves."""
+        self._check_end(block, g)
         end = block.end
         if end is None:
             g.pc = block.next
@@ -238,6 +239,14 @@ class Scheduler:
         else:
             return self._branch(block, block.condition(g), g)
         return None
+
+    def _check_end(self, block: Block, g: Waves) -> None:
+        """Report a missing wait, if `block.end` uses a register that has yet to be loaded."""
+        findings = self._findings
+        if not findings or not block.end_registers & g.queues.state.pending:
+            return
+        findings.instruction = block.end
+        waits.check_pending(g, block.end_registers, 0, -1, findings)
 
     def _branch(
         self,
