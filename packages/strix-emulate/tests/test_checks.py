@@ -864,6 +864,7 @@ def test_a_barrier_passes_on_what_one_wave_acquired(native):
 
 WAIT = "s_waitcnt_vscnt null, 0x0"
 DATA = "v_mov_b32 v2, 77\nglobal_store_b32 v1, v2, s[6:7] offset:4"
+STORED_FLAG = "global_store_b32 v1, v2, s[6:7]\n"
 SWAP_FLAG = "global_atomic_swap_b32 v1, v2, s[6:7]\n"
 #: FLAG, but a plain store sets the flag.
 PLAIN_FLAG = (
@@ -902,13 +903,53 @@ def test_a_plain_store_of_a_flag_releases_what_was_awaited(native):
 
 
 @pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("set_flag", [STORED_FLAG, SWAP_FLAG])
+def test_a_flag_releases_an_atomic_that_was_awaited(set_flag, native):
+    """Without a wait, the flag may be set before the atomic has changed its word."""
+    kind = {"threads": 32, "grid": (2,), "second": "inout", "native": native}
+    flag = PLAIN_FLAG.replace(STORED_FLAG, set_flag)
+    flag = flag.replace("writer:", "writer:\nv_cmpx_eq_u32 0, v0")
+    add = "v_mov_b32 v2, 77\n{} v1, v2, s[6:7] offset:4"
+    data = add.format("global_atomic_add_u32")
+    wide = "v_mov_b32 v4, s6\nv_mov_b32 v5, s7\n"
+    flat = wide + data.replace("global", "flat").replace("v1, v2, s[6:7]", "v[4:5], v2")
+    returned = add.format("global_atomic_add_u32 v3,") + " glc"
+    loaded = "global_load_b32 v3, v1, s[6:7] offset:4 glc\ns_waitcnt vmcnt(0)"
+    for before in (
+        f"{data}\n{WAIT}",
+        f"{flat}\n{WAIT}",
+        f"{data}\ns_barrier\n{WAIT}",
+        f"{data}\n{WAIT}\ns_barrier",
+        f"{returned}\ns_waitcnt vmcnt(0)",
+        f"{returned}\ns_barrier\ns_waitcnt vmcnt(0)",
+        # The load with GLC shows that the atomic has changed its word.
+        f"{data}\n{loaded}",
+    ):
+        out = execute(flag.format(before=before, after=""), **kind)
+        assert out[:3].tolist() == [1, 77, 77]
+    for before in (data, flat, f"{data}\ns_waitcnt vmcnt(0)", f"{data}\ns_barrier"):
+        with pytest.raises(Trap, match="race"):
+            execute(flag.format(before=before, after=""), **kind)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("atomic", ["ds_add_u32 v1, v0", "ds_add_rtn_u32 v5, v1, v0"])
+def test_a_barrier_orders_an_atomic_of_lds_that_was_awaited(atomic, native):
+    body = EXCHANGE.replace("s_barrier", f"s_barrier\n{atomic}\n{{}}\ns_barrier")
+    out = execute(body.format("s_waitcnt lgkmcnt(0)"), native=native)
+    assert (out == 2 * (np.arange(64) ^ 32)).all()
+    with pytest.raises(Trap, match=r"ds_load_b32 .*race.*a write"):
+        execute(body.format(""), native=native)
+
+
+@pytest.mark.parametrize("native", [False, True])
 def test_a_flag_does_not_release_what_is_stored_behind_it(native):
     kind = {"threads": 32, "grid": (2,), "second": "inout", "native": native}
     for after in (DATA, f"{WAIT}\n{DATA}\n{WAIT}"):
         with pytest.raises(Trap, match="race"):
             execute(PLAIN_FLAG.format(before="", after=after), **kind)
     with pytest.raises(Trap, match="race"):
-        text = PLAIN_FLAG.replace("global_store_b32 v1, v2, s[6:7]\n", SWAP_FLAG)
+        text = PLAIN_FLAG.replace(STORED_FLAG, SWAP_FLAG)
         execute(text.format(before="", after=DATA), **kind)
 
 

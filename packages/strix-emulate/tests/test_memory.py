@@ -229,8 +229,10 @@ def test_a_shadow_that_a_launch_left_is_used_again_and_clear(pagemap, monkeypatc
         second.written.ctypes.data,
         second.read.ctypes.data,
         second.swapped.ctypes.data,
+        second.released.ctypes.data,
     }
-    for tags in (second.written, second.read, second.swapped, second.writers):
+    arrays = (second.written, second.read, second.swapped, second.released, second.writers)
+    for tags in arrays:
         assert len(tags) == (1 << 20) - 15
         assert not tags.any()
     # Pages beyond the cache's limit are not kept for later launches.

@@ -22,6 +22,7 @@ from strix_emulate.instructions.mnemonics import (
     MemoryKind,
 )
 from strix_emulate.memory import addressing, polls
+from strix_emulate.memory.shadow import Touch
 from strix_emulate.memory.waits import (
     LGKM,
     STORE,
@@ -233,10 +234,10 @@ class _Atomic:
             data = [self._read_data(g, register, inside) for register in self.data_registers]
             cells = memory.bytes.view(self.dtype)
             old = _apply(cells, at // size, data, function, ufunc, self.target is not None)
-            _order(g, memory, at, inside, size, self.may_lock)
+            touches = _order(g, memory, at, inside, size, self.may_lock, self.target is not None)
             if self.target is not None:
                 self._return_old(g, self.target.index, memory, at, inside, old)
-            issue_all(g, counters, self.issued)
+            issue_all(g, counters, self.issued, touches)
 
         return run
 
@@ -282,21 +283,30 @@ class _Atomic:
             self.compile_run(memory, locate, (counter,)),
             micro,
             issues=((counter,), self.issued),
-            orders=partial(note_order, may_lock=self.may_lock),
+            orders=partial(
+                note_order,
+                may_lock=self.may_lock,
+                returns=self.target is not None,
+            ),
         )
 
 
-def _order(g: Waves, memory, at, inside, size: int, may_lock: bool = False) -> None:
-    """Record that atomics order the accesses before and after them."""
+def _order(
+    g: Waves, memory, at, inside, size: int, may_lock: bool, returns: bool
+) -> tuple[Touch, ...]:
+    """Record that atomics order the accesses before and after them. Return their own accesses."""
     if not memory.checked:
-        return
+        return ()
     marks = g.lane_array(g.tags)
     if inside is not None:
         marks = marks[inside]
-    note_order(g, memory, at, size, marks, may_lock)
+    touch = note_order(g, memory, at, size, marks, may_lock, returns)
+    return () if touch is None else (touch,)
 
 
-def note_order(g: Waves, memory, at, size: int, marks, may_lock: bool = False) -> None:
+def note_order(
+    g: Waves, memory, at, size: int, marks, may_lock: bool, returns: bool
+) -> Touch | None:
     """Record an atomic, so that the race checks know the accesses that it orders.
 
     Args:
@@ -306,11 +316,16 @@ def note_order(g: Waves, memory, at, size: int, marks, may_lock: bool = False) -
         size: Bytes that each lane changes.
         marks: The tag of each active lane's access (:mod:`strix_emulate.memory.tags`).
         may_lock: Whether the atomic may take a lock.
+        returns: Whether the atomic returns the old value.
+
+    Returns:
+        The accesses of the atomic. None if no other wave sees them.
     """
-    memory.track_atomic(at, size, marks, may_lock)
+    touch = memory.track_atomic(at, size, marks, may_lock, returns)
     if memory.order is not None:
         # Begin an epoch, because this atomic does not release later accesses of the waves.
         at_release(g)
+    return touch
 
 
 def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
@@ -331,7 +346,7 @@ def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
             raise Trap("bounds", "the counter of DS_APPEND or DS_CONSUME lies outside of the LDS")
         spaces.note_store(g, None)
         wave = np.arange(g.n * g.width)[g.lanes] // g.width
-        _order(g, spaces.lds, at, None, 4)
+        touches = _order(g, spaces.lds, at, None, 4, may_lock=False, returns=True)
         # Waves count one after the other. The first active lane of a wave counts for all its lanes,
         # and they all get the old value that it read.
         waves, first = np.unique(wave, return_index=True)
@@ -346,7 +361,7 @@ def _compile_counter(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
             True,
         )
         g.VF[target][g.lanes] = old[wave]
-        issue(g, LGKM, issued)
+        issue(g, LGKM, issued, touches)
 
     return Compiled(run)
 

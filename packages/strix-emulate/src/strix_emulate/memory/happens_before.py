@@ -3,10 +3,12 @@
 
 Acquires are atomics, and loads with GLC. Releases are atomics, and stores whose value an acquire
 reads. A release does not cover accesses that are still outstanding (LLVM's guide, "Memory Model
-GFX10-GFX11"). Two cases are not exact, because the clock of a wave advances only at a wait for
+GFX10-GFX11"). Some cases are not exact, because the clock of a wave advances only at a wait for
 stores, an atomic or a barrier. Until then, a store also covers loads that are outstanding or come
-later, and a store to LDS covers all accesses of its wave to LDS. Events are queued in order. They
-are merged into vector clocks when two accesses look like a race, or when the queue is full.
+later, and a store to LDS covers all accesses of its wave to LDS. A release also covers outstanding
+atomics that return a value, atomics of LDS, and atomics before the last one. Events are queued in
+order. They are merged into vector clocks when two accesses look like a race, or when the queue is
+full.
 
 Order is not visibility: after an acquire, a plain load may still read an older value from a cache.
 buffer_gl1_inv empties GL1, the cache that several workgroups share. buffer_gl0_inv empties GL0, the

@@ -38,9 +38,11 @@ class Scratch(Memory):
         size: int,
         tags,
         may_take_lock: bool = False,
-    ) -> None:
+        returns: bool = False,
+    ) -> Touch | None:
         """Record an atomic as a store."""
         self._record(at, size, tags)
+        return None
 
     def track_store(self, at, data, size: int, tags) -> Touch | None:
         """Store the data, and record that the cells were written."""

@@ -27,6 +27,7 @@ from strix_emulate.memory.tags import (
     RELEASE,
     SEVERAL,
     are_unordered,
+    atomic_tags,
     barriers_of,
     describe,
     in_same_workgroup,
@@ -48,7 +49,9 @@ class Touch:
         at: Offsets, one for each active lane.
         tags: Tags that the accesses left in the shadow.
         size: Bytes of each access.
-        write: Whether the instruction is a store.
+        write: Whether the instruction is a store or an atomic.
+        atomic: Whether it is an atomic.
+        returns: Whether it is an atomic that returns the old value.
     """
 
     memory: "Memory"
@@ -56,6 +59,8 @@ class Touch:
     tags: np.ndarray
     size: int
     write: bool
+    atomic: bool = False
+    returns: bool = False
 
 
 class Storage:
@@ -140,6 +145,7 @@ class Memory(Storage):
         swapped: Tag of the last atomic on each cell. It equals `written` if the atomic was the last
             write. It is `written` with the other sign if the last write was a plain store whose
             value an acquire has read.
+        released: Tag up to which the last atomic on each cell released the accesses of its wave.
         writers: Bit masks of the waves that wrote the value of each cell. The waves are those of
             the last writer's workgroup.
     """
@@ -176,6 +182,7 @@ class Memory(Storage):
         self.written = self._zeros(cells, np.int64)
         self.read = self._zeros(cells, np.int64)
         self.swapped = self._zeros(cells, np.int64)
+        self.released = self._zeros(cells, np.int64)
         self.writers = self._zeros(cells, np.uint32)
         self._has_swaps = False
         self.co_writers.clear()
@@ -189,12 +196,14 @@ class Memory(Storage):
             self.writers.fill(0)
         if self._has_swaps:
             self.swapped.fill(0)
+            self.released.fill(0)
 
     def release_tags(self) -> None:
         """Release the shadow's pages to later launches, at the end of this one."""
         self.written = np.zeros(0, np.int64)
         self.read = self.written
         self.swapped = self.written
+        self.released = self.written
         self.writers = np.zeros(0, np.uint32)
         self.store_addresses = np.zeros(0, np.int32)
         for mapped in self._pages:
@@ -310,16 +319,17 @@ class Memory(Storage):
             cells, tags = self._cells(at, size, tags)
             released = self._released_tags(cells, tags)
             self.order.acquire(self.name, cells, tags, released)
-            # If an acquire reads a store's value, the store has reached memory. So the store gets
-            # the tag of the epoch in which it was executed. Stores of its wave that are still
-            # outstanding keep their later tags.
+            # If an acquire reads the value of a store or an atomic, the value has reached memory.
+            # So the store or atomic gets the tag of the epoch in which it was executed. Stores of
+            # its wave that are still outstanding keep their later tags.
             is_read = released != np.take(self.written, cells)
             if is_read.any():
                 cells = cells[is_read]
                 released = released[is_read]
+                is_atomic = self.written[cells] == self.swapped[cells]
                 self._has_swaps = True
                 self.written[cells] = released
-                self.swapped[cells] = -released
+                self.swapped[cells] = np.where(is_atomic, released, -released)
 
     def track_atomic(
         self,
@@ -327,7 +337,8 @@ class Memory(Storage):
         size: int,
         tags,
         may_take_lock: bool = False,
-    ) -> None:
+        returns: bool = False,
+    ) -> Touch | None:
         """Record an atomic. If it may take a lock, it must already have been executed.
 
         Args:
@@ -336,8 +347,12 @@ class Memory(Storage):
             tags: Tag of each access.
             may_take_lock: Whether the atomic may take a lock: a swap, or a compare-and-swap, that
                 returns the old value.
+            returns: Whether the atomic returns the old value.
         """
         self._has_swaps = True
+        later = tags if returns or self.one_workgroup else atomic_tags(tags)
+        touch = Touch(self, at, later, size, True, True, returns)
+        _, later = self._cells(at, size, later)
         cells, tags = self._cells(at, size, tags)
         if self.order is not None:
             before = np.take(self.written, cells)
@@ -348,23 +363,26 @@ class Memory(Storage):
                 swaps = (values, before == np.take(self.swapped, cells))
             released = self._released_tags(cells, tags)
             self.order.atomic(self.name, cells, tags, released, swaps)
-        self.written[cells] = tags
-        self.swapped[cells] = tags
+        self.written[cells] = later
+        self.swapped[cells] = later
+        self.released[cells] = tags
         self.writers[cells] = wave_bit(tags)
         self._record_store(cells)
+        return touch
 
     def _released_tags(self, cells, tags):
         """Return by cell the tag up to which the last write released the accesses of its wave.
 
-        A plain store of global memory releases only stores that were awaited before it. In CU mode,
-        the waves of a workgroup use one cache, which keeps their stores in order, so that LLVM
-        places no wait between them.
+        A plain store of global memory releases only stores and atomics that were awaited before it.
+        In CU mode, the waves of a workgroup use one cache, which keeps their stores in order, so
+        that LLVM places no wait between them.
         """
         written = np.take(self.written, cells)
-        if self.one_workgroup:
-            return written
         swapped = np.take(self.swapped, cells)
         is_store = (written != swapped) & (written != -swapped)
+        written = np.where(written == swapped, np.take(self.released, cells), written)
+        if self.one_workgroup:
+            return written
         if self.order is not None and self.order.one_cache:
             is_store &= ~in_same_workgroup(written, tags)
         return np.where(is_store, tags_that_stores_release(written), written)
@@ -647,7 +665,8 @@ class Memory(Storage):
         postponed = store_tags(touch.tags)
         if at_barrier:
             postponed = (touch.tags >> BARRIER) + 1 << BARRIER | touch.tags & 0xFF
-            if touch.write and not self.one_workgroup:
+            # Only a wait for stores begins an epoch.
+            if touch.write and not touch.returns and not self.one_workgroup:
                 postponed = store_tags(postponed)
         at = touch.at[selected]
         cells, tags = self._cells(at, touch.size, touch.tags[selected])
@@ -659,7 +678,11 @@ class Memory(Storage):
             has_readers = (now & 0xFF == SEVERAL) & (barriers_of(now) == barriers_of(tags))
             shadow[cells[has_readers]] += 1 << BARRIER
             is_same &= ~has_readers
-        shadow[cells[is_same]] = later[is_same] & ~0xFF | now[is_same] & 0xFF
+        later = later & ~0xFF | now & 0xFF
+        if touch.atomic:
+            is_atomic = is_same & (now == self.swapped[cells])
+            self.swapped[cells[is_atomic]] = later[is_atomic]
+        shadow[cells[is_same]] = later[is_same]
         touch.tags = np.where(selected, postponed, touch.tags)
 
 

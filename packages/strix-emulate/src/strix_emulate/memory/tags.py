@@ -55,6 +55,14 @@ def store_tags(tags):
     return np.where(tags & RELEASES == RELEASES, tags, tags + (1 << RELEASE))
 
 
+def atomic_tags(tags):
+    """Return the tags that atomics of global memory without a return value leave in its shadow.
+
+    Such an atomic begins an epoch. The wait for it begins the next epoch, whose tag it gets.
+    """
+    return store_tags(store_tags(tags))
+
+
 def tags_that_stores_release(tags):
     """Return the tags up to which stores with these tags release the accesses of their waves.
 

@@ -319,7 +319,12 @@ def wait_for_stores(g: Waves, allowed: int) -> None:
 
 
 def at_release(g: Waves) -> None:
-    """Postpone outstanding accesses, because a release does not order them. Begin an epoch."""
+    """Postpone outstanding accesses, because a release does not order them. Begin an epoch.
+
+    Atomics are not postponed, because a wave may have many of them outstanding, each of which is a
+    release. So a release orders outstanding atomics, except for the last one without a return
+    value.
+    """
     _postpone(g, at_barrier=False)
     g.epoch[:] = epoch_after_release(g.epoch)
     g.tags = make_tags(g.workgroup, g.epoch, g.wave)
@@ -335,6 +340,8 @@ def _postpone(g: Waves, at_barrier: bool) -> None:
     ):
         for entry, touches in zip(queue, touched, strict=True):
             for touch in touches:
+                if touch.atomic and not at_barrier:
+                    continue
                 tags = g.tags if entry.issuers is None else g.tags[entry.issuers]
                 touch.memory.postpone(touch, wave_of(tags), at_barrier)
 

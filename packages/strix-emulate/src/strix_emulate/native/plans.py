@@ -18,7 +18,7 @@ from strix_emulate.instructions.steps import Step
 from strix_emulate.memory import waits
 from strix_emulate.memory.findings import Findings
 from strix_emulate.memory.shadow import Memory
-from strix_emulate.memory.tags import store_tags
+from strix_emulate.memory.tags import atomic_tags, store_tags
 from strix_emulate.memory.waves import Waves
 from strix_emulate.native import library as native
 
@@ -63,13 +63,19 @@ class LoggedTouch:
         """Offsets of the active lanes."""
         return self._rows[self._row, 1:][self._lanes]
 
+    @property
+    def issue_tags(self) -> np.ndarray:
+        """Tags of the active lanes when the instruction was issued."""
+        width = (self._rows.shape[1] - 1) // len(self._wave_tags)
+        return np.repeat(self._wave_tags, width)[self._lanes]
+
     @cached_property
     def tags(self) -> np.ndarray:
         """Tags that the access left in the shadow."""
-        width = (self._rows.shape[1] - 1) // len(self._wave_tags)
-        tags = np.repeat(self._wave_tags, width)[self._lanes]
         is_global = self._rows[self._row, 0] >> 1 == 0
-        return store_tags(tags) if self.write and is_global else tags
+        if not self.write or self.returns or not is_global:
+            return self.issue_tags
+        return atomic_tags(self.issue_tags) if self.atomic else store_tags(self.issue_tags)
 
     @property
     def memory(self) -> Memory:
@@ -83,8 +89,18 @@ class LoggedTouch:
 
     @property
     def write(self) -> bool:
-        """Whether the access is a store."""
-        return self._op.handler == native.HANDLERS["store"]
+        """Whether the access is a store or an atomic."""
+        return self.atomic or self._op.handler == native.HANDLERS["store"]
+
+    @property
+    def atomic(self) -> bool:
+        """Whether the access is an atomic."""
+        return self._op.handler == native.HANDLERS["atomic"]
+
+    @property
+    def returns(self) -> bool:
+        """Whether the access is an atomic that returns the old value."""
+        return self.atomic and self._op.polls > 0
 
 
 class _Change:
@@ -117,6 +133,7 @@ class Plan:
         ops: Sequence[range],
         count: int,
         orders: bool,
+        is_atomic: bool = False,
     ):
         """Make a plan.
 
@@ -125,8 +142,11 @@ class Plan:
             ops: Numbers of the operations of each step.
             count: Number of operations.
             orders: Whether the last operation orders other accesses. If so, the first row of the
-                log is for this operation, and a barrier does not postpone it.
+                log is for this operation.
+            is_atomic: Whether this operation is an atomic. A barrier postpones atomics, but not
+                loads with GLC.
         """
+        self._is_atomic = is_atomic
         self._rows_of_ops = (ctypes.c_int32 * count)(*[-1] * count)
         self.log_rows = ctypes.addressof(self._rows_of_ops)
         self.rows = 0
@@ -153,8 +173,12 @@ class Plan:
 
     def _rows_of_step(self, step: int, ops: Sequence[range]) -> list[tuple[int, int]]:
         if step not in self._entries:
-            without_row = [op for op in ops[step] if self._rows_of_ops[op] < 0]
-            self._entries[step] = [self._add_row(op) for op in without_row]
+            self._entries[step] = []
+            for op in ops[step]:
+                if self._rows_of_ops[op] < 0:
+                    self._entries[step].append(self._add_row(op))
+                elif self._is_atomic:
+                    self._entries[step].append((op, self._rows_of_ops[op]))
         return self._entries[step]
 
     def _add_row(self, op: int) -> tuple[int, int]:

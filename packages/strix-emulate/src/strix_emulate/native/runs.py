@@ -276,7 +276,7 @@ class Run:
             checks.instruction = self.steps[-1].instruction
             last = LoggedTouch(memories, log, 0, g.tags, self.ops[-1])
             if not last.memory.of_lanes:
-                self.orders(g, last.memory, last.at, last.size, last.tags)
+                self.orders(g, last.memory, last.at, last.size, last.issue_tags)
 
     def execute_in_numpy(
         self,
@@ -317,6 +317,7 @@ class Run:
                     self._ops_of_steps,
                     len(self.ops),
                     bool(self.orders),
+                    self.ops[-1].handler == native.HANDLERS["atomic"],
                 )
             self._plans[key] = plan
         return self._plans[key]
