@@ -132,6 +132,7 @@ enum hipLimit_t { hipLimitStackSize, hipLimitMallocHeapSize = 2 };
 #define hipStreamPerThread ((hipStream_t)2)
 #define hipEventDisableTiming 2
 #define hipEventInterprocess 4
+#define hipExtHostRegisterUncached 0x80000000
 
 typedef struct { unsigned x, y, z; } dim3;
 typedef struct { char bytes[16]; } hipUUID;

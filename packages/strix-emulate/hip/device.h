@@ -56,6 +56,7 @@ void pool_give_up(void *address);
 size_t pool_count(unsigned kinds);
 size_t pool_count_of(unsigned memory_pool);
 void pool_assign(void *address, unsigned memory_pool);
+void pool_set_flags(void *address, unsigned flags);
 /* pool_import maps an allocation of another process, whose pool is the file `path`. pool_drop
    unmaps it. */
 hipError_t pool_import(void **address, const char *path, uint64_t offset, size_t size);
@@ -67,6 +68,9 @@ bool pool_holds(const void *address, size_t size);
 bool pool_is_device(const void *address);
 /* Returns the start and the size of the allocation or of the view that contains an address. */
 void pool_range(const void *address, void **start, size_t *size);
+
+/* host.c: the flags with which memory of the host was allocated or pinned. 0 for other memory. */
+unsigned host_flags(const void *address);
 
 /* The GPUs that can be emulated. The first is the default. build.py generates this table from
    strix_emulate/code/target.py, which documents the fields. The last entry has the name NULL. */

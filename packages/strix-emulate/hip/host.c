@@ -103,7 +103,8 @@ static bool each_part(char *start, char *end, bool add) {
 API(hipHostRegister)(void *p, size_t size, unsigned flags) {
     char *start = p, *end = start + size;
     ENTER();
-    REQUIRE(p && size && flags <= 15 && end > start, hipErrorInvalidValue);
+    REQUIRE(p && size && end > start, hipErrorInvalidValue);
+    REQUIRE(!(flags & ~(15u | hipExtHostRegisterUncached)), hipErrorInvalidValue);
     hipError_t error = pool_map();
     REQUIRE(!error, error);
     REQUIRE(!pool_find(p), hipErrorHostMemoryAlreadyRegistered);
@@ -156,11 +157,16 @@ API(hipHostGetDevicePointer)(void **device, void *host, unsigned flags) {
     LEAVE(hipSuccess);
 }
 
+unsigned host_flags(const void *address) {
+    const struct pool_entry *entry = pool_find(address);
+    const struct range *range = *range_at(address);
+    return range ? range->flags : entry ? entry->flags : 0;
+}
+
 API(hipHostGetFlags)(unsigned *flags, void *host) {
     ENTER();
     const struct pool_entry *entry = pool_find(host);
     REQUIRE(flags && entry && entry->kind & (KIND_HOST | KIND_REGISTERED), hipErrorInvalidValue);
-    struct range *range = *range_at(host);
-    *flags = range ? range->flags : 0;
+    *flags = host_flags(host);
     LEAVE(hipSuccess);
 }

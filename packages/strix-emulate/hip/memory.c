@@ -15,7 +15,13 @@ API(hipExtMallocWithFlags)(void **p, size_t size, unsigned flags) {
 API(hipMallocManaged)(void **p, size_t size, unsigned flags) {
     return allocate(p, size, KIND_MANAGED);
 }
-API(hipHostMalloc)(void **p, size_t size, unsigned flags) { return allocate(p, size, KIND_HOST); }
+API(hipHostMalloc)(void **p, size_t size, unsigned flags) {
+    ENTER();
+    REQUIRE(p, hipErrorInvalidValue);
+    hipError_t error = pool_allocate(p, size, KIND_HOST);
+    if (!error) pool_set_flags(*p, flags);
+    LEAVE(error);
+}
 API(hipHostAlloc)(void **p, size_t size, unsigned flags) { return hipHostMalloc(p, size, flags); }
 API(hipMallocHost)(void **p, size_t size) { return hipHostMalloc(p, size, 0); }
 API(hipMemAllocHost)(void **p, size_t size) { return hipHostMalloc(p, size, 0); }
@@ -189,6 +195,7 @@ API(hipPointerGetAttributes)(hipPointerAttribute_t *attributes, const void *p) {
         attributes->devicePointer = (void *)p;
         attributes->hostPointer = type_of(entry) != hipMemoryTypeDevice ? (void *)p : NULL;
         attributes->isManaged = (entry->kind & KIND_MANAGED) != 0;
+        attributes->allocationFlags = host_flags(p);
     } else {
         attributes->device = -2; /* HIP's device number for memory that it does not know */
     }

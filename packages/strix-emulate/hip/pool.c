@@ -116,7 +116,8 @@ static bool insert(uint64_t offset, size_t size, enum pool_kind kind) {
     uint64_t at = table->count++;
     for (; at && table->entries[at - 1].offset > offset; at--)
         table->entries[at] = table->entries[at - 1];
-    table->entries[at] = (struct pool_entry){offset, size, kind, (uint16_t)device_current(), 0};
+    table->entries[at] = (struct pool_entry){
+        .offset = offset, .size = size, .kind = kind, .device = (uint16_t)device_current()};
     return true;
 }
 
@@ -247,6 +248,11 @@ size_t pool_count_of(unsigned memory_pool) {
 void pool_assign(void *address, unsigned memory_pool) {
     struct pool_entry *entry = starting(address);
     if (entry) entry->memory_pool = (uint16_t)memory_pool;
+}
+
+void pool_set_flags(void *address, unsigned flags) {
+    struct pool_entry *entry = starting(address);
+    if (entry) entry->flags = flags;
 }
 
 /* Maps an allocation of another process's pool at an address above our own pool. The address is not

@@ -5,7 +5,7 @@
 #pragma once
 #include <stdint.h>
 
-#define PROTOCOL_VERSION 4
+#define PROTOCOL_VERSION 5
 /* Address of the pool in the client. Device addresses are the client's addresses. */
 #define POOL_BASE 0x200000000000ull
 /* Layout of the pool: the header with the table of allocations, then the data of a launch
@@ -39,11 +39,13 @@ struct pool_view {
     uint32_t access, unused;
 };
 /* An allocation. Offset and size are in bytes. The table is sorted by offset. The client writes the
-   table. The server writes it only to allocate the heap of kernels, while the client waits. */
+   table. The server writes it only to allocate the heap of kernels, while the client waits. flags:
+   the flags of hipHostMalloc. */
 struct pool_entry {
     uint64_t offset, size;
     uint32_t kind;
     uint16_t device, memory_pool;
+    uint32_t flags, unused;
 };
 struct pool_header {
     uint64_t size, count, views, unused[5];

@@ -127,6 +127,49 @@ def memory() -> dict:
     return results
 
 
+class PointerAttributes(ctypes.Structure):
+    """hipPointerAttribute_t."""
+
+    _fields_ = [
+        ("type", c_int),
+        ("device", c_int),
+        ("device_pointer", c_void_p),
+        ("host_pointer", c_void_p),
+        ("is_managed", c_int),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+def read_flags(pointer: c_void_p) -> list:
+    """Return the flags of memory of the host from both of the functions that return them."""
+    flags = ctypes.c_uint(77)
+    attributes = PointerAttributes()
+    error = call("hipHostGetFlags", byref(flags), pointer)
+    assert call("hipPointerGetAttributes", byref(attributes), pointer) == "hipSuccess"
+    return [error, flags.value, attributes.flags]
+
+
+def host_memory() -> dict:
+    results = {}
+    p = c_void_p()
+    size = c_size_t(1000)
+    for function, flags in (("hipHostMalloc", 6), ("hipHostAlloc", 0x4000_0002)):
+        assert call(function, byref(p), size, ctypes.c_uint(flags)) == "hipSuccess"
+        results[function] = read_flags(offset_pointer(p, 100))
+        assert hip.hipHostFree(p) == 0
+    assert hip.hipMallocHost(byref(p), size) == 0
+    results["hipMallocHost"] = read_flags(p)
+    results["no pointer"] = call("hipHostMalloc", None, size, 0)
+    memory = ctypes.create_string_buffer(10_000)
+    place = c_void_p(ctypes.addressof(memory))
+    for flags in (3, 0x8000_0000, 16):
+        error = call("hipHostRegister", place, c_size_t(10_000), ctypes.c_uint(flags))
+        results[f"register {flags:#x}"] = [error, *read_flags(place)]
+        hip.hipHostUnregister(place)
+    results["device"] = read_flags(allocate(1000))
+    return results
+
+
 def handles() -> dict:
     stream = c_void_p()
     event = c_void_p()

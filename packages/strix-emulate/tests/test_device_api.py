@@ -77,6 +77,20 @@ def test_memory(folder: Path) -> None:
     }
 
 
+def test_flags_of_host_memory(folder: Path) -> None:
+    results, _ = scenario(folder, "host_memory")
+    assert results == {
+        "hipHostMalloc": ["hipSuccess", 6, 6],
+        "hipHostAlloc": ["hipSuccess", 0x4000_0002, 0x4000_0002],
+        "hipMallocHost": ["hipSuccess", 0, 0],
+        "no pointer": INVALID,
+        "register 0x3": ["hipSuccess", "hipSuccess", 3, 3],
+        "register 0x80000000": ["hipSuccess", "hipSuccess", 0x8000_0000, 0x8000_0000],
+        "register 0x10": [INVALID, INVALID, 77, 0],
+        "device": [INVALID, 77, 0],
+    }
+
+
 def test_handles(folder: Path) -> None:
     results, _ = scenario(folder, "handles")
     invalid = "hipErrorInvalidHandle"

@@ -46,7 +46,7 @@ class Client:
         """Write the table of allocations."""
         number = len(entries) if count is None else count
         self.pool[:16] = np.frombuffer(struct.pack("<2Q", SIZE, number), np.uint8)
-        rows = np.array([(*entry, 0, 0) for entry in entries], protocol.ENTRY).view(np.uint8)
+        rows = np.array([(*entry, 0, 0, 0, 0) for entry in entries], protocol.ENTRY).view(np.uint8)
         self.pool[protocol.HEADER : protocol.HEADER + len(rows)] = rows
 
     def load(self) -> int:
@@ -110,7 +110,8 @@ def launch(function: int, grid=(1, 1, 1), block=(128, 1, 1), lds=0, arguments=b"
 
 def arrays(client: Client) -> tuple[list[np.ndarray], bytes]:
     """Return three arrays of 1000 floats, of which two have values, and the arguments of `add`."""
-    used = client.pool[protocol.HEADER : protocol.HEADER + 24].view(protocol.ENTRY)[0]
+    end = protocol.HEADER + protocol.ENTRY.itemsize
+    used = client.pool[protocol.HEADER : end].view(protocol.ENTRY)[0]
     first = (int(used["offset"]) + int(used["size"])) // 4096 * 4096 + 8192
     client.table(tuple(used)[:3], *((first + 8192 * i, 4000, Kind.DEVICE) for i in range(3)))
     places = [client.pool[first + 8192 * i :][:4000].view(np.float32) for i in range(3)]

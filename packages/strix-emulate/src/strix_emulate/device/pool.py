@@ -188,7 +188,7 @@ class Pool:
         if start + size + _PAGE > self.size or len(table) >= _MAX_ENTRIES:
             return 0
         at = np.searchsorted(table["offset"], start)
-        entry = np.array((start, size, Kind.IMAGE, 0, 0), ENTRY)
+        entry = np.array((start, size, Kind.IMAGE, 0, 0, 0, 0), ENTRY)
         table = np.insert(table, at, entry)
         self.bytes[HEADER : HEADER + table.nbytes] = table.view(np.uint8)
         self.views[8][1] = len(table)

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-VERSION = 4
+VERSION = 5
 #: Address of the pool in the client.
 BASE = 0x2000_0000_0000
 #: Offsets of a launch's data and of the allocations in the pool.
@@ -55,6 +55,8 @@ ENTRY = np.dtype(
         ("kind", "<u4"),
         ("device", "<u2"),
         ("memory_pool", "<u2"),
+        ("flags", "<u4"),
+        ("unused", "<u4"),
     ]
 )
 
