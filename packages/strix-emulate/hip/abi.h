@@ -163,6 +163,8 @@ typedef struct {
     unsigned allocationFlags;
 } hipPointerAttribute_t;
 
+typedef struct hipMemcpyAttributes hipMemcpyAttributes;
+
 typedef struct hipFuncAttributes {
     int binaryVersion, cacheModeCA;
     size_t constSizeBytes, localSizeBytes;

@@ -107,6 +107,21 @@ API(hipMemcpy2D)(void *to, size_t to_pitch, const void *from, size_t from_pitch,
     return hipMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, NULL);
 }
 
+/* The runtime of HIP 7.2 does not support attributes of the copies either. */
+API(hipMemcpyBatchAsync)(void **to, void **from, size_t *sizes, size_t count,
+                         hipMemcpyAttributes *attributes, size_t *first_copies,
+                         size_t attribute_count, size_t *failed, hipStream_t s) {
+    ANSWER(!attribute_count, hipErrorNotSupported);
+    ANSWER(to && from && sizes && count, hipErrorInvalidValue);
+    for (size_t i = 0; i < count; i++) {
+        hipError_t error = hipMemcpyAsync(to[i], from[i], sizes[i], hipMemcpyDefault, s);
+        if (!error) continue;
+        if (failed) *failed = i;
+        return error;
+    }
+    return hipSuccess;
+}
+
 static hipError_t fill(void *to, size_t pitch, unsigned value, size_t element, size_t count,
                        size_t height, hipStream_t stream) {
     ENTER();

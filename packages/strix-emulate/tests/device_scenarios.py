@@ -170,6 +170,26 @@ def host_memory() -> dict:
     return results
 
 
+def batch() -> dict:
+    """Copy two words in a batch, in both directions, and then one that is out of bounds."""
+    p = allocate(1000)
+    words = (ctypes.c_uint32 * 4)(1, 2, 3, 4)
+    host = ctypes.addressof(words)
+    failed = c_size_t(77)
+
+    def copy(to: list, sizes: list, attributes: int = 0) -> str:
+        arrays = [(c_void_p * 2)(*to), (c_void_p * 2)(host, p.value), (c_size_t * 2)(*sizes)]
+        counts = (c_size_t(2), None, None, c_size_t(attributes), byref(failed), None)
+        return call("hipMemcpyBatchAsync", *arrays, *counts)
+
+    results = {"copy": copy([p.value, host + 8], [8, 8]), "copied": list(words)}
+    results["past the end"] = [copy([p.value, host], [4, 1001]), failed.value]
+    results["with attributes"] = copy([p.value, host], [4, 4], 1)
+    results["nothing"] = call("hipMemcpyBatchAsync", *[None] * 9)
+    results["still usable"] = call("hipDeviceSynchronize")
+    return results
+
+
 def handles() -> dict:
     stream = c_void_p()
     event = c_void_p()

@@ -91,6 +91,18 @@ def test_flags_of_host_memory(folder: Path) -> None:
     }
 
 
+def test_copies_in_a_batch(folder: Path) -> None:
+    results, _ = scenario(folder, "batch")
+    assert results == {
+        "copy": "hipSuccess",
+        "copied": [1, 2, 1, 2],
+        "past the end": [INVALID, 1],
+        "with attributes": "hipErrorNotSupported",
+        "nothing": INVALID,
+        "still usable": "hipSuccess",
+    }
+
+
 def test_handles(folder: Path) -> None:
     results, _ = scenario(folder, "handles")
     invalid = "hipErrorInvalidHandle"
