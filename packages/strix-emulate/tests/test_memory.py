@@ -83,6 +83,22 @@ def test_records_of_a_buffer() -> None:
     assert records("v30, s[8:11], 0 idxen", BY_INDEX) == [0] * 32
 
 
+@pytest.mark.parametrize("in_range", [0, 3, 4, 7, 8, 12, 15, 16])
+def test_each_word_is_in_the_range_of_a_buffer_or_not(in_range: int) -> None:
+    """The range ends before, inside of or after the 16 bytes that thread 4 accesses."""
+    raw = {"resource": 0x3000_0000, "wide": 0, "count": 64 + in_range}
+    words = access_records("v1, s[8:11], 0 offen", name="load_b128 v[20:23]", **raw)[128:256]
+    whole = (64 + in_range) // 4
+    assert words[:whole].tolist() == [100 + i for i in range(whole)]
+    assert not words[whole:20].any()
+    stored = access_records("v1, s[8:11], 0 offen", name="store_b96 v[0:2]", **raw)
+    for thread in (3, 4):
+        for word in range(4):
+            place = 4 * thread + word
+            is_stored = word < 3 and place < whole
+            assert (stored[place] != 100 + place) == is_stored
+
+
 @pytest.mark.parametrize(
     ("first", "resource"),
     [

@@ -212,6 +212,17 @@ class _Access:
     offsets: list[int]
     words: int
 
+    def by_word(self) -> "_Access":
+        """Return an access of each word in place of one access of several words."""
+        numbers = range(self.words)
+        return replace(
+            self,
+            kind=replace(self.kind, size=4),
+            data=[self.data[0] + i for i in numbers],
+            offsets=[self.offsets[0] + 4 * i for i in numbers],
+            words=1,
+        )
+
     @property
     def is_store(self) -> bool:
         """Whether the instruction is a store."""
@@ -299,6 +310,13 @@ def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -
         run = compile_flat(ins, access.address[0], compile_for)
     else:
         run = compile_run(ins, access, spaces, kind.space, counters)
+    if kind.space == "buffer" and access.words > 1:
+        run = _divide_at_range(
+            ins,
+            access,
+            run,
+            compile_run(ins, access.by_word(), spaces, kind.space, counters),
+        )
     if {"offen", "idxen"} <= ins.modifiers.keys():
         # C supports OFFEN or IDXEN, but not both in one instruction.
         return Compiled(run)
@@ -309,6 +327,30 @@ def _compile_load_or_store(ins: Instruction, kind: MemoryKind, spaces: Spaces) -
         issues=(counters, access.outstanding(ins.text)),
         orders=note_acquire if acquires else None,
     )
+
+
+def _divide_at_range(
+    ins: Instruction, access: _Access, run: Callable, run_by_word: Callable
+) -> Callable:
+    """Return a buffer access of several words, each of which may be outside of the buffer's range.
+
+    A buffer's range is checked for each word (RDNA3.5 ISA, "Range Checking").
+
+    Args:
+        ins: The instruction.
+        access: Its access.
+        run: Function on waves that accesses all words of a lane, or none.
+        run_by_word: Function on waves that accesses the words one after the other.
+    """
+    crosses = addressing.crosses_range(ins, access.address, access.kind.size)
+
+    def run_divided(g: Waves):
+        if crosses(g):
+            run_by_word(g)
+        else:
+            run(g)
+
+    return run_divided
 
 
 def _load_or_store_micros(ins: Instruction, access: _Access, acquires: bool) -> list[MicroOp]:

@@ -220,23 +220,26 @@ def locate_global(
     return locate
 
 
-def locate_buffer(
-    ins: Instruction,
-    operands,
-    size: int,
-    write: bool,
-    arena: Arena,
-) -> Callable:
-    """Return the locator of a buffer access. Lanes outside the resource's range access no memory.
+def _buffer_range(ins: Instruction, operands, size: int, constant: int) -> Callable:
+    """Return a function on waves that says which bytes of a buffer a buffer access addresses.
 
     An access by offset needs a raw resource, and an access by index a resource of records with
     `stride` bytes (ISA, "Buffer Addressing"). The access traps if a resource of records is swizzled
     or adds the lane's number to the index.
+
+    Args:
+        ins: The instruction.
+        operands: Its address operands.
+        size: Bytes of the access.
+        constant: Constant that is added to the offset.
+
+    Returns:
+        A function that returns by active lane the offset in the buffer, without the scalar offset,
+        and whether the access lies in the resource's range.
     """
     first, resource, base = operands
     is_indexed = "idxen" in ins.modifiers
     descriptor = slice(resource.index, resource.index + 4)
-    constant = ins.modifiers.get("offset", 0)
     scalar = reader(base, "u32")
     index = reader(replace(first, count=1), "u32") if is_indexed else None
     offset = None
@@ -245,15 +248,48 @@ def locate_buffer(
         second = replace(first, index=first.index + is_indexed, count=1)
         offset = reader(second, "u32")
 
-    def locate(g: Waves):
+    def find_range(g: Waves):
         words = g.S[descriptor]
         offsets = np.uint32(0) if offset is None else offset(g)
         within = g.active(offsets).astype(np.int64) + constant
-        scalar_offset = scalar(g)
         if index is None:
-            inside = _in_raw_buffer(g, words, within + size, scalar_offset)
-        else:
-            within, inside = _in_records(g, words, g.active(index(g)), within)
+            return within, _in_raw_buffer(g, words, within + size, scalar(g))
+        return _in_records(g, words, g.active(index(g)), within)
+
+    return find_range
+
+
+def crosses_range(ins: Instruction, operands, size: int) -> Callable:
+    """Return a function on waves: whether the range of a buffer ends inside of a lane's access.
+
+    `size` is the number of bytes of the access, which has at least two words.
+    """
+    constant = ins.modifiers.get("offset", 0)
+    first = _buffer_range(ins, operands, 4, constant)
+    last = _buffer_range(ins, operands, 4, constant + size - 4)
+    return lambda g: bool((first(g)[1] != last(g)[1]).any())
+
+
+def locate_buffer(
+    ins: Instruction,
+    operands,
+    size: int,
+    write: bool,
+    arena: Arena,
+    constant: int,
+) -> Callable:
+    """Return the locator of a buffer access. Lanes outside the resource's range access no memory.
+
+    See :func:`_buffer_range` for the resources that are supported, and for `constant`.
+    """
+    resource, base = operands[1:]
+    find_range = _buffer_range(ins, operands, size, constant)
+    scalar = reader(base, "u32")
+
+    def locate(g: Waves):
+        words = g.S[resource.index : resource.index + 4]
+        within, inside = find_range(g)
+        scalar_offset = scalar(g)
         low = words[0].astype(np.uint64)
         high = (words[1] & np.uint32(0xFFFF)).astype(np.uint64)
         start = low | high << np.uint64(32)
@@ -370,7 +406,8 @@ def make_locators(
 ) -> tuple[Memory, list[Callable]]:
     """Return the memory of a space, and the locators of an instruction's accesses to it.
 
-    An LDS instruction has a locator for each of `offsets`. Other instructions have one locator.
+    An instruction that accesses LDS or a buffer has a locator for each of `offsets`. Other
+    instructions have one locator.
     """
     if space == "ds":
         address = operands[0]
@@ -378,5 +415,7 @@ def make_locators(
         return spaces.lds, locators
     if space == "scratch":
         return spaces.scratch, [locate_scratch(ins, operands, size, spaces)]
-    locate = locate_buffer if space == "buffer" else locate_global
-    return spaces.arena, [locate(ins, operands, size, write, spaces.arena)]
+    arena = spaces.arena
+    if space == "buffer":
+        return arena, [locate_buffer(ins, operands, size, write, arena, x) for x in offsets]
+    return arena, [locate_global(ins, operands, size, write, arena)]

@@ -122,8 +122,11 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
       if (o->resource) {
         if (read_resource(w, o, wave_of(w, l), &base, &records, &stride)) return 1;
         const int64_t within = (o->indexed ? narrow[l] * stride : narrow[l]) + o->offset;
-        // The range check of a raw buffer includes the scalar offset.
-        if (o->indexed ? narrow[l] >= records : within + o->size > records - (int64_t)second[l]) {
+        // The range check of a raw buffer includes the scalar offset. If the range ends inside of
+        // the access, each word is checked separately.
+        const int64_t end = records - (int64_t)second[l];
+        if (!o->indexed && within + 4 <= end && within + o->size > end) return 1;
+        if (o->indexed ? narrow[l] >= records : within + o->size > end) {
           at[l] = OUT;
           continue;
         }
