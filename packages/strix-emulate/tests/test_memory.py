@@ -81,6 +81,9 @@ def test_records_of_a_buffer() -> None:
     assert records("v30, s[8:11], 0 idxen offset:20", FORMAT | BY_INDEX)[:2] == [137, 141]
     assert records("v30, s[8:11], 0 idxen offset:20", FORMAT) == [0] * 32
     assert records("v30, s[8:11], 0 idxen", BY_INDEX) == [0] * 32
+    # Bytes 16 to 19 reach the next record. Bytes 12 to 15 do not.
+    assert records("v30, s[8:11], 0 idxen offset:16", FORMAT, wide=18) == [0] * 32
+    assert all(records("v30, s[8:11], 0 idxen offset:12", FORMAT, wide=18)[:24])
 
 
 @pytest.mark.parametrize("in_range", [0, 3, 4, 7, 8, 12, 15, 16])

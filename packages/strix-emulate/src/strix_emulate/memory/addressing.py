@@ -254,7 +254,7 @@ def _buffer_range(ins: Instruction, operands, size: int, constant: int) -> Calla
         within = g.active(offsets).astype(np.int64) + constant
         if index is None:
             return within, _in_raw_buffer(g, words, within + size, scalar(g))
-        return _in_records(g, words, g.active(index(g)), within)
+        return _in_records(g, words, g.active(index(g)), within, size)
 
     return find_range
 
@@ -319,7 +319,7 @@ def _in_raw_buffer(g: Waves, words, end, scalar_offset):
     return end <= g.active(size)
 
 
-def _in_records(g: Waves, words, index, within):
+def _in_records(g: Waves, words, index, within, size: int):
     """Return by active lane the offset in a buffer of records, and whether it lies in the buffer.
 
     Args:
@@ -327,6 +327,8 @@ def _in_records(g: Waves, words, index, within):
         words: The buffer resource, (4, n, 1).
         index: Record of each lane.
         within: Offset of each lane in its record.
+        size: Bytes of the access. Its last byte must lie in the record, unless the resource limits
+            only the index.
     """
     stride = words[1] >> np.uint32(16) & np.uint32(0x3FFF)
     select = words[3] >> np.uint32(28)
@@ -338,7 +340,7 @@ def _in_records(g: Waves, words, index, within):
     # bias.
     has_format = words[3] & np.uint32(0x7F000) != 0
     inside = (record < g.active(words[2])) & g.active(has_format)
-    inside &= g.active(select == 1) | (within < g.active(stride))
+    inside &= g.active(select == 1) | (within + size <= g.active(stride))
     return within + record * g.active(stride).astype(np.int64), inside
 
 
