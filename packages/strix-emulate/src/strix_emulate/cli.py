@@ -104,7 +104,7 @@ def run(
     no_checks: Off = "",
     cores: Cores = None,
 ) -> None:
-    """Execute a kernel on .npy arrays. Print the executed instructions and traffic, as JSON."""
+    """Execute a kernel on .npy arrays. Print its instruction counts and memory traffic, as JSON."""
     kernel = _pick(file, name)
     try:
         size = tuple(int(x) for x in grid.split(","))
@@ -143,7 +143,7 @@ def stats(file: File, name: Name = None) -> None:
 
 @app.command()
 def disassemble(file: File, name: Name = None) -> None:
-    """Print a kernel's instructions with their addresses, as traps name them."""
+    """Print a kernel's instructions with their addresses, as traps state them."""
     for ins in decode_kernel(_pick(file, name)):
         print(f"{ins.address:#8x}  {ins.text}")
 
@@ -154,13 +154,13 @@ def device(  # noqa: PLR0913 (a command's options)
     no_checks: Off = "",
     memory: Annotated[
         float | None,
-        typer.Option(help="GiB of device memory. Default: 8, or half of the host's if less."),
+        typer.Option(help="GiB of device memory. Default: 8, but at most half of the host's."),
     ] = None,
     budget: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"Wave-instructions after which a launch is hung. Default: {Options.budget:,}.",
+            help=f"Wave-instructions before a launch counts as hung. Default: {Options.budget:,}.",
         ),
     ] = None,
     seconds: Annotated[
@@ -271,7 +271,7 @@ def _read_array(mode: str, value: str) -> tuple[Path, np.ndarray]:
         name, dtype, shape = value.rsplit(":", 2)
         path = Path(name)
         if path.is_dir() or not path.parent.is_dir():
-            raise ValueError("the file cannot be created: no such folder, or it is a folder")
+            raise ValueError("the file cannot be created: no such folder, or the path is a folder")
         array = np.zeros([int(x) for x in shape.split("x")], dtype)
     elif mode in ("in", "inout"):
         path = Path(value)

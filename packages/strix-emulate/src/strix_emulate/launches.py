@@ -164,8 +164,8 @@ def _describe_launch(
     outcome: Outcome,
     seconds: float,
 ) -> Launch:
-    # The blocks are copied, because a later launch of the same program changes the counts in these
-    # objects.
+    # Copy the blocks, because a later launch of the same program changes the counts in the
+    # program's blocks.
     blocks = {at: replace(block) for at, block in outcome.blocks.items()}
     return Launch(
         kernel,
@@ -202,7 +202,8 @@ def _find_size(
     total = kernel.lds + launch_lds
     if launch_lds < 0 or total > kernel.target.lds:
         raise EmulatorError(
-            f"{kernel.name}: {total} bytes of LDS, but a workgroup can have {kernel.target.lds}"
+            f"{kernel.name}: {total} bytes of LDS, but a workgroup can have at most "
+            f"{kernel.target.lds}"
         )
     return _Size(grid, block, total)
 
@@ -240,7 +241,7 @@ def _make_machine(
     size: _Size,
     kernarg: int,
 ) -> Machine:
-    """Place image, queue and dispatch packet in memory, and return the machine."""
+    """Place image, queue and dispatch packet in memory; return the launch's `Machine`."""
     image = _find_image(kernel, program)
     code = _place_image(arena, image) if image else 0
     queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)

@@ -116,7 +116,9 @@ def count_lane_bytes(ins: Instruction) -> int:
 
 
 def measure_traffic(launch: Launch) -> dict:
-    """Return the memory traffic of a launch. Each instruction counts with all lanes active.
+    """Return the memory traffic of a launch's vector instructions, and its matrix operations.
+
+    Each instruction counts as if all lanes were active.
 
     Returns:
         A dict with these keys.

@@ -12,8 +12,8 @@ from strix_emulate.errors import LoadError
 
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _COMPRESSED = b"CCOB"
-#: By version of a compressed bundle: bytes of the header, and the offset and format of the field
-#: with the uncompressed size.
+#: By version of a compressed bundle: size of the header in bytes, and the offset and format of the
+#: header's field with the uncompressed size.
 _COMPRESSED_HEADERS = {
     1: (20, 8, "<I"),
     2: (24, 12, "<I"),
@@ -59,7 +59,7 @@ def unbundle(
             if name not in names:
                 continue
             if len(data) < offset + size:
-                raise LoadError(f"{origin}: cut off before the end of {bundled_target:.80}")
+                raise LoadError(f"{origin}: cut off before the end of entry {bundled_target:.80}")
             budget.take(size)
             blob = data[offset : offset + size]
             blobs.setdefault(name, []).append((f"{origin}:{bundled_target:.80}", blob))
@@ -73,7 +73,7 @@ def unbundle(
 
 
 def _read_entries(data: bytes, budget: Budget) -> Iterator[tuple[int, int, str]]:
-    """Yield (offset, size, target) of each code object."""
+    """Yield (offset, size, target) of each entry of a plain bundle."""
     (count,) = struct.unpack_from("<Q", data, len(BUNDLE))
     at = len(BUNDLE) + 8
     for _ in range(count):

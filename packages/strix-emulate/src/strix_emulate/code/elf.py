@@ -116,7 +116,7 @@ class CodeObject:
             begin = strings + name_offset
             end = self.data.find(b"\0", begin, begin + limits.NAME)
             if end < 0:
-                raise LoadError(f"{self.origin}: a symbol's name of more than {limits.NAME} bytes")
+                raise LoadError(f"{self.origin}: a symbol's name has more than {limits.NAME} bytes")
             name = self._slice(begin, end - begin).decode(errors="replace")
             symbols.append(Symbol(name, value, size, info & 0xF, section))
         return symbols
@@ -191,7 +191,7 @@ class CodeObject:
 
 
 def _read_headers(elf: ELFFile, form, start: int, step: int, count: int) -> list:
-    """Read `count` headers of one form, from `start` on, at distances of `step` bytes."""
+    """Return `count` headers of one form. They begin at `start`, `step` bytes apart."""
     return [struct_parse(form, elf.stream, stream_pos=start + step * n) for n in range(count)]
 
 
@@ -224,7 +224,7 @@ def _read_metadata(elf: ELFFile, segments: Iterable, origin: str, budget: Budget
                 continue
             size += note["n_descsz"]
             if size > limits.METADATA:
-                raise LoadError(f"{origin}: more than {limits.METADATA} bytes of metadata")
+                raise LoadError(f"{origin}: has more than {limits.METADATA} bytes of metadata")
             parts.append(msgpack.unpackb(note["n_descdata"]))
     if not parts:
         raise LoadError(f"{origin}: no AMDGPU metadata note")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fields of GFX11's encodings (RDNA3.5 ISA, "Microcode Formats").
 
-Each encoding has a reader, which returns slots and modifiers. A slot returns the operand for a
-given shape. Slots are in the order in which LLVM lists operands. A modifier that has its default
-value is omitted, except row_mask and bank_mask of DPP.
+Each encoding has a reader, which returns slots and modifiers. A slot is a function that returns an
+operand, given the operand's shape. Slots are in the order in which LLVM lists operands. A modifier
+that has its default value is omitted, except row_mask and bank_mask of DPP.
 
 Scalar registers have the numbers of the ISA's operand encoding: s0 is 0, vcc_lo 106, null 124, m0
 125, exec_lo 126.
@@ -148,9 +148,9 @@ def fields(code: bytes, name: str, shapes: list[Shape]) -> tuple[tuple[Operand, 
 
 
 def _find_encoding(word: int) -> tuple[int, Reader]:
-    """Return an instruction's size in bytes without a literal, and the reader of its encoding.
+    """Return the size in bytes of an instruction, and the reader of its encoding.
 
-    `word` has the first 32 bits of the instruction.
+    The size does not count a literal or DPP's fields. `word` has the instruction's first 32 bits.
     """
     for mask, value, base, read in _ENCODINGS:
         if word & mask == value:
@@ -184,7 +184,7 @@ def pair(code: bytes, parts: list[tuple[str, list[Shape]]]) -> list[tuple[Operan
 def _v(number: int) -> Slot:
     """Return the slot of a vector register with an 8-bit number.
 
-    If the operand is half of a register, bit 7 selects the half.
+    If the operand is half of a register, bit 7 of the number selects the half.
     """
 
     def slot(shape: Shape) -> Operand:
@@ -466,7 +466,8 @@ def _flat(c: Code, name: str, _count: int) -> Read:
         raise Unknown("unsupported mnemonic")
     kind = name.partition("_")[0]
     modifiers = c.flags(dlc=13, glc=14, slc=15)
-    # FLAT's own offset has 12 bits without a sign; the highest bit is ignored.
+    # The offset of a flat instruction has 12 bits without a sign; the highest bit of the field is
+    # ignored. Offsets of global and scratch instructions have a sign.
     offset = c(11, 0) if kind == "flat" else (c(12, 0) ^ 0x1000) - 0x1000
     modifiers |= c.number("offset", offset)
     is_load = "_load" in name

@@ -6,7 +6,7 @@ import re
 from strix_emulate.code.kernel import Kernel
 from strix_emulate.errors import Trap
 
-#: Features that need a hidden pointer, by the pointer's kind. The pointer may be null here.
+#: Features that need a hidden pointer, by the pointer's kind. The emulator may pass a null pointer.
 _FEATURES = {
     "hidden_hostcall_buffer": "printf, assert's text and other calls of the host from a kernel",
     "hidden_printf_buffer": "printf from a kernel",

@@ -35,7 +35,7 @@ class Image:
         data: Bytes by address, relocated for address 0.
         entry: Address of the kernel's first instruction.
         code: (address, size) of the functions outside the kernels. In `loader.Module`, all code.
-        pointers: Addresses of 64-bit pointers. Loading adds the image's address to the pointers.
+        pointers: Addresses of 64-bit pointers. Loading adds the image's address to these pointers.
     """
 
     data: bytes
@@ -75,7 +75,8 @@ class Kernel:
         dynamic_stack: Whether the kernel needs an unknown amount of scratch, for recursion or calls
             by a pointer.
         target: The GPU that it was compiled for.
-        two_units: Whether a workgroup runs on both compute units of a processor (WGP mode).
+        two_units: Whether a workgroup runs on both compute units of a workgroup processor (WGP
+            mode).
     """
 
     name: str

@@ -29,7 +29,7 @@ XZ_MEMORY = 1 << 28
 NAME = 1 << 14
 #: Maximum bytes of an ELF file's metadata. As Python objects it takes a hundred times as much.
 METADATA = 1 << 24
-#: Maximum number of parts of each kind. Entries are the members of a pack, a zip or a bundle.
+#: Maximum number of parts of a file, by kind. Entries are the members of a pack, a zip or a bundle.
 COUNTS = {
     "entries": 1 << 14,
     "kernels": 1 << 14,
@@ -58,7 +58,7 @@ class Budget:
     Attributes:
         origin: Name of the file.
         size: Bytes of the file.
-        remaining: Bytes that may still be unpacked from it.
+        remaining: Bytes that may still be unpacked from the file.
         counted: Number of parts so far, by kind.
     """
 

@@ -236,8 +236,9 @@ def _open(path: Path) -> _Library:
 def _candidates() -> list[Path]:
     """Return the libLLVM files to try.
 
-    If the environment variable VARIABLE is set, try only the file that it names. Otherwise try the
-    lib folder of sys.prefix before _FOLDERS, and newer versions before older ones.
+    If the environment variable VARIABLE is set, the result is only the file that it names.
+    Otherwise, files in the lib folder of sys.prefix come before those in _FOLDERS. In each of these
+    two groups, newer versions come before older ones.
     """
     configured_path = os.environ.get(VARIABLE)
     if configured_path:

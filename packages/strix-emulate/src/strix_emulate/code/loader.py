@@ -42,10 +42,10 @@ _USER_SGPRS = (
 
 
 def load(path: Path) -> list[Kernel]:
-    """Load the kernels of a file that `parse` supports, or of the .hsaco files in a Triton cache.
+    """Load the kernels of a file that `parse` supports, or of all .hsaco files in a Triton cache.
 
     Raises:
-        LoadError: No kernel can be loaded. The message has the reason.
+        LoadError: A file, or one of its kernels, cannot be loaded. The message has the reason.
     """
     try:
         if path.is_dir():
@@ -68,12 +68,13 @@ def _load_triton_cache(folder: Path) -> list[Kernel]:
 
 
 def parse(data: bytes, origin: str) -> list[Kernel]:
-    """Return all kernels in the bytes of a code object, an AOTriton pack, or a zip of these.
+    """Return the kernels of a code object, an AOTriton pack, an offload bundle, or a zip of these.
 
-    For an offload bundle, return the kernels of the first GPU in TARGETS for which it has code.
+    Of an offload bundle, return only the kernels for one GPU: the first one in TARGETS for which
+    the bundle has code.
 
     Raises:
-        LoadError: No kernel can be loaded. The message has the reason.
+        LoadError: The data, or one of its kernels, cannot be loaded. The message has the reason.
     """
     return guarded(_parse, origin, data, origin, Budget(origin, len(data)))
 
@@ -207,13 +208,13 @@ def parse_module(data: bytes, origin: str) -> Module:
 def _parse_elf(
     code_object: CodeObject, launch_lds: int, refused: dict[str, str] | None = None
 ) -> list[Kernel]:
-    """Read all kernels.
+    """Return the kernels of a code object.
 
     Args:
         code_object: The code object.
         launch_lds: Bytes of LDS that a launch adds.
-        refused: Receives the reason for each kernel that is not supported, by name. If it is None,
-            such a kernel raises Unsupported.
+        refused: Receives, by the kernel's name, the reason why a kernel is not supported. If
+            `refused` is None, such a kernel raises Unsupported.
     """
     target = _read_target(code_object)
     descriptions = code_object.metadata()["amdhsa.kernels"]

@@ -4,9 +4,10 @@
 hip/build.py generates the HIP device's properties from this module.
 
 Sources: LLVM 22's AMDGPU.td and GCNSubtarget for registers, waves and LDS; LLVM's guide for ELF
-flags and S_WAITCNT; AMD's GPU specifications for processors, engines and L2. The specifications do
-not list gfx1153, so this module gives it the L2 of gfx1152. Several products may have the same GPU.
-Product name, processors, clocks and bus are those of one of them.
+flags and S_WAITCNT; AMD's GPU specifications for workgroup processors, shader engines and the L2
+cache. The specifications do not list gfx1153, so this module gives it the L2 cache of gfx1152.
+Several products may have the same GPU. In that case, the product name, the number of workgroup
+processors, the clocks and the bus are those of one of the products.
 """
 
 from dataclasses import dataclass
@@ -31,23 +32,23 @@ class Target:
 
     Attributes:
         name: LLVM's name of the processor.
-        mach: EF_AMDGPU_MACH of its ELF files.
+        mach: EF_AMDGPU_MACH of ELF files for this GPU.
         version: Version of the device that HIP sees: major, minor, stepping.
         registers: Vector registers of a SIMD for waves of 32 lanes. Waves of 64 lanes have half as
             many.
         granule: A wave of 32 lanes is allocated a multiple of this number of vector registers. For
             waves of 64 lanes the number is half.
         product: Name of the device that HIP sees.
-        processors: Workgroup processors, which HIP calls multiprocessors.
-        engines: Shader engines. Each has two shader arrays.
+        processors: Number of workgroup processors, which HIP calls multiprocessors.
+        engines: Number of shader engines. Each has two shader arrays.
         l2: Bytes of the L2 cache.
         clock: Clock of the processors in kHz.
         memory_clock: Clock of the memory in kHz.
         bus: Width of the memory's bus in bits.
-        integrated: Whether it shares the host's memory.
+        integrated: Whether the GPU shares the host's memory.
         waves: Maximum number of waves of a SIMD.
-        simds: SIMDs of a workgroup processor.
-        widths: Lanes that a wave can have.
+        simds: Number of SIMDs of a workgroup processor.
+        widths: Numbers of lanes that a wave can have.
         lds: Maximum bytes of LDS of a workgroup.
         lds_of_processor: Bytes of LDS of a workgroup processor.
         threads: Maximum number of threads of a workgroup.

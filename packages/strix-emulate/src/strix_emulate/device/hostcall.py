@@ -16,24 +16,25 @@ import numpy as np
 from strix_emulate.device.protocol import BASE, LAUNCH
 from strix_emulate.errors import Trap
 
-#: Offset of the buffer in the pool, and of its signal, headers and payloads.
+#: Offsets in the pool: of the buffer of hostcalls, and of its signal, headers and payloads.
 START = LAUNCH + (64 << 10)
 _SIGNAL = START + 256
 _HEADERS = START + 4096
 _PAYLOADS = START + 8192
-#: Offset of the structure with which grid.sync() counts.
+#: Offset in the pool of the structure mg_info, which grid.sync() uses.
 _GRID = START + 512
 #: Number of packets.
 _COUNT = 64
 _PAYLOAD_SIZE = 4096
-#: Offset of malloc's state (ockl's dm.cl), which must be zero at the start of the process.
+#: Offset in the pool of malloc's state (ockl's dm.cl), which must be zero when the process starts.
 HEAP = _PAYLOADS + _COUNT * _PAYLOAD_SIZE
 END = HEAP + (128 << 10)
-#: Number of 64-bit words of a header: next packet, lanes, service and flags.
+#: Number of 64-bit words of a packet's header. The words are: the next packet; the lanes; the
+#: service and flags.
 _HEADER_WORDS = 3
 #: Number of 64-bit words of a lane's slot in a payload.
 _SLOT_WORDS = 8
-#: Offset of the stack of ready packets, in 64-bit words.
+#: Offset in the pool of the stack of ready packets, in 64-bit words.
 _READY = START // 8 + 4
 #: Services of the host.
 _PRINTF = 2

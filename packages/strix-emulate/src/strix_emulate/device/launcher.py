@@ -11,7 +11,8 @@ from strix_emulate.code.target import DEFAULT, find_target
 from strix_emulate.errors import EmulatorError
 
 NAME = "libamdhip64.so"
-#: Environment variable with the folder of the library. If unset, the installed library is used.
+#: Environment variable with the folder of the stand-in runtime. If it is not set, the installed one
+#: is used.
 VARIABLE = "STRIX_EMULATE_HIP"
 #: Environment variables of a program on the device. The stand-in runtime reads some of them in C.
 PYTHON_VARIABLE = "STRIX_EMULATE_PYTHON"
@@ -71,9 +72,9 @@ def folder() -> Path:
 def environment(inherited: dict[str, str], options: DeviceOptions | None = None) -> dict[str, str]:
     """Return the environment variables of a program on the device.
 
-    The stand-in's folder comes first in LD_LIBRARY_PATH. The library is preloaded too, because a
-    program or library with an RPATH (not RUNPATH) would otherwise load the runtime in that path.
-    TRITON_LIBHIP_PATH is the first place where Triton looks for the library.
+    The folder of the stand-in runtime comes first in LD_LIBRARY_PATH. The stand-in is preloaded
+    too, because a program or library with an RPATH (not RUNPATH) would otherwise load the runtime
+    in that path. TRITON_LIBHIP_PATH is the first place where Triton looks for a runtime.
 
     Args:
         inherited: The environment to extend.
@@ -103,7 +104,7 @@ def environment(inherited: dict[str, str], options: DeviceOptions | None = None)
         SECONDS_VARIABLE: options.seconds,
     }
     for name, number in limits.items():
-        # An inherited variable is that of an outer `strix-emulate device`.
+        # An inherited variable comes from an outer `strix-emulate device`, and does not apply here.
         variables.pop(name, None)
         if number is not None:
             variables[name] = str(number)

@@ -87,7 +87,7 @@ class Pool:
         if self.size <= HEAP or not _is_sealed(descriptor):
             message = "the pool is too small, or is not a sealed file in memory"
             raise Refused(Status.INVALID_VALUE, message)
-        #: Start and end of the mapped memory of other processes.
+        #: (start, end) of each range that `add` has mapped, as offsets.
         self._foreign: list[tuple[int, int]] = []
         room = self.size + ROOM
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
@@ -210,7 +210,7 @@ class Pool:
         return table
 
     def image(self, offset: int, size: int) -> np.ndarray:
-        """Return the bytes of the allocation for a module.
+        """Return the bytes of the allocation for a module's image.
 
         Raises:
             Refused: There is no such allocation.
@@ -301,7 +301,7 @@ class DeviceMemory(Arena):
         outside = (array < 0) | (at > ends - size)
         if len(self.view_starts) and outside.any():
             in_view, at = self._find_in_views(at, size, write, outside)
-            # For accesses to views, use a number that is not the number of any range.
+            # An access to a view gets a number that no range in `starts` has.
             array = np.where(in_view, len(self.starts), array)
             outside &= ~in_view
         if outside.any():
@@ -330,5 +330,8 @@ class DeviceMemory(Arena):
 
 
 def _is_argument(array):
-    """Return which ranges of `DeviceMemory.starts` hold arguments or the dispatch packet."""
+    """Return by number of a range whether it has the arguments or the dispatch packet.
+
+    The numbers are those of the ranges in `DeviceMemory.starts`.
+    """
     return (array == 0) | (array == 2)

@@ -14,13 +14,13 @@ import numpy as np
 VERSION = 5
 #: Address of the pool in the client.
 BASE = 0x2000_0000_0000
-#: Offsets of a launch's data and of the allocations in the pool.
+#: Offsets in the pool: of a launch's data, and of the allocations.
 LAUNCH = 1 << 20
 HEAP = 2 << 20
-#: Offset of the table of allocations.
+#: Offset in the pool of the table of allocations.
 HEADER = 64
-#: Offset of the table of views. A view is a part of the pool that has another address, too. It is
-#: pinned memory of the host, or virtual memory.
+#: Offset in the pool of the table of views. A view is a part of the pool that has another address,
+#: too: pinned memory of the host, or virtual memory.
 VIEWS = LAUNCH + (768 << 10)
 #: Bytes of address space after the pool, for memory of other processes' pools.
 ROOM = 1 << 40

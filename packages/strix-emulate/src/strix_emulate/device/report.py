@@ -42,7 +42,10 @@ class Tally:
         self._notes: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, kernel: str, notes: list[Note]) -> None:
-        """Count a launch, and print its notes. Repeated notes of one place are only counted."""
+        """Count a launch, and print its notes.
+
+        If a check has already noted something at the same place of the kernel, only count the note.
+        """
         self._launches += 1
         for note in notes:
             key = (note.check, kernel, note.place)
@@ -52,7 +55,7 @@ class Tally:
             self._notes[key] += note.count
 
     def report(self) -> None:
-        """Print the disabled checks and the number of notes. Later calls print nothing."""
+        """Print the disabled checks, and the number of notes of each check, only once."""
         with self._lock:
             launches = self._launches
             self._launches = 0

@@ -129,7 +129,7 @@ class _Request:
         lds: Bytes of LDS on top of the kernel's own.
         cooperative: Whether workgroups may wait for each other.
         stack: Bytes of a lane's stack.
-        heap: Pages of malloc's heap.
+        heap: Size of malloc's heap in pages of 4 KiB.
         arguments: Bytes of the kernel's arguments.
     """
 
@@ -366,7 +366,7 @@ class Server:
         try:
             outcome = machine.run(BASE + LAUNCH, request.grid, request.block)
         except Trap:
-            # The reply is an error, so it cannot contain the text.
+            # The reply is an error, so it cannot contain the text that the kernel has printed.
             sys.stderr.buffer.write(hostcalls.text)
             raise
         self.tally.add(kernel.name, outcome.notes)
@@ -397,12 +397,13 @@ class Server:
         if not launches.fits_packet(request.grid, request.block):
             raise EmulatorError(
                 f"{kernel.name}: grid {request.grid} with {request.block} threads cannot be "
-                "launched: a dimension can have 2**32 - 1 threads"
+                "launched: a dimension can have at most 2**32 - 1 threads"
             )
         lds = kernel.lds + request.lds
         if lds > self.target.lds:
             raise EmulatorError(
-                f"{kernel.name}: {lds} bytes of LDS, but a workgroup can have {self.target.lds}"
+                f"{kernel.name}: {lds} bytes of LDS, but a workgroup can have at most "
+                f"{self.target.lds}"
             )
         lenient = module.lenient
         warn_only = _WARN_ONLY
@@ -435,9 +436,9 @@ class Server:
         return b""
 
     def _make_heap(self, pages: int) -> bool:
-        """Make malloc's heap if there is none. Return whether there is one.
+        """Make malloc's heap if there is none. Return False if the memory does not suffice.
 
-        The first launch of a kernel that can call malloc sets the size.
+        The first launch of a kernel that can call malloc sets the heap's size.
         """
         if self.heap is None:
             size = max(pages * 4096 // _SLAB, 1) * _SLAB

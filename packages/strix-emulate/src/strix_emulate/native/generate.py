@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Compile libstrix-emulate with CC: python -m strix_emulate.native.generate FOLDER.
 
-The libraries are written to FOLDER. There is one library for each level of x86-64 processors.
-library.py loads the one with the highest level that the machine supports. The libraries do not
-depend on Python.
+The libraries are written to FOLDER. There is one library for each of the levels 2 to 4 of x86-64
+processors. library.py loads the one with the highest level that the machine supports. The libraries
+do not depend on Python.
 """
 
 import os
@@ -54,7 +54,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A function of the tables.
+    """A function of the tables in `arithmetic` and of `atomics`.
 
     Attributes:
         name: Its name in C.

@@ -122,9 +122,10 @@ class Plan:
     """Which instructions are outstanding after consecutive steps, for several possible last steps.
 
     Attributes:
-        rows: Number of rows of the log. Each operation that may be outstanding has a row.
-        log_rows: Address of an array with the row of each operation. It has -1 for an operation
-            without a row.
+        rows: Number of rows of the log. Each operation that may be outstanding has a row, and so
+            has a last operation that orders other accesses.
+        log_rows: Address of an array with the number of each operation's row, or -1 for an
+            operation without a row.
     """
 
     def __init__(
@@ -138,9 +139,10 @@ class Plan:
         """Make a plan.
 
         Args:
-            behind: Queues by end, as `follow_counters` returns them.
+            behind: Queues by end, as `follow_counters` returns them. An end is the number of the
+                step before which the waves may stop.
             ops: Numbers of the operations of each step.
-            count: Number of operations.
+            count: Number of operations of all steps.
             orders: Whether the last operation orders other accesses. If so, the first row of the
                 log is for this operation.
             is_atomic: Whether this operation is an atomic. A barrier postpones atomics, but not
@@ -159,7 +161,12 @@ class Plan:
             self._changes[end] = (queues.state, changes)
 
     def _plan_queue(self, touched: list, ops: Sequence[range]) -> _Change:
-        """Return how the steps change a queue, whose items `follow_counters` describes."""
+        """Return how the steps change one queue.
+
+        Args:
+            touched: The queue after the steps, as in `touched` of a result of `follow_counters`.
+            ops: Numbers of the operations of each step.
+        """
         change = _Change([], [])
         for entry in touched:
             if isinstance(entry, int):
@@ -212,8 +219,8 @@ def follow_counters(
 
     Args:
         steps: The steps.
-        first: Number of the first step.
-        state: State of the counters before the first step.
+        first: Number of the first step to follow.
+        state: State of the counters before that step.
         ends: Numbers of steps. The result has the queues before each of these steps.
         checks: The checks. A finding must raise Trap.
 

@@ -29,7 +29,7 @@ class Session:
 
     Attributes:
         compiled: The library.
-        registers: Number of vector registers of the waves.
+        registers: Number of vector registers of each wave.
         memories: Global memory, LDS, scratch.
         state: The state that C reads.
     """
@@ -48,7 +48,7 @@ class Session:
             library: The library.
             spaces: The memories.
             lanes: Maximum number of lanes of the waves that run at a time.
-            registers: Number of vector registers of the waves.
+            registers: Number of vector registers of each wave.
             checks: Whether the launch is checked.
         """
         self.compiled = library
@@ -117,7 +117,8 @@ class Session:
             g: The waves.
             ops: Address of the first operation.
             count: Number of operations.
-            log_rows: Address of an array with the row of the log by operation, or None.
+            log_rows: Address of an array with the number of each operation's row in the log, or
+                None without a log.
             log: The log, (rows, 1 + lanes) int64, or None.
 
         Returns:
@@ -269,7 +270,7 @@ class Run:
         plan: Plan,
         log: Any,
     ) -> None:
-        """Record for the checks the steps that C has executed."""
+        """Update the wait counters, and record for the checks what the last step orders."""
         memories = self.session.memories
         plan.apply(g, len(self.steps), memories, self.ops, log)
         if self.orders:

@@ -217,7 +217,7 @@ INLINE int has_no_conflict(const Memory *m, int64_t unused, int64_t count, State
   for (long i = 0; private && i < w->n; i++) {
     const int64_t *mine = at + i * lanes(w);
     const uint64_t barrier = last_barrier(w->tags[i]);
-    // A cell conflicts if it was never written, or was written after the barrier.
+    // A cell conflicts if it was never written, or was written after the last barrier.
     EACH_CELL(conflicts |= (uint64_t)written[c] - 1 >= barrier - 1;)
   }
   if (private) return !conflicts;

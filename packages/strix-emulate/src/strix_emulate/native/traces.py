@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Traces: sequences of basic blocks that C executes in one call.
 
-A trace has the blocks through which waves went before. Between two blocks there is a guard. If a
-wave does not continue with the next block of the trace, C stops, and the scheduler continues as
-after any block. So traces only reduce the number of calls of C.
+A trace has the blocks through which waves went before. Each block that ends with a conditional
+branch, except the last one, is followed by a guard: if a wave does not continue with the next block
+of the trace, C stops, and the scheduler continues as after any block. So traces only reduce the
+number of calls of C.
 """
 
 import ctypes
@@ -67,7 +68,7 @@ class Trace:
     Attributes:
         session: The session of the launch, or None between launches.
         blocks: The blocks.
-        length: Wave-instructions that a wave executes in the trace.
+        length: Number of instructions that a wave executes in the whole trace.
         highest: Highest start address of the blocks except the first one.
         ops: The operations of all blocks, with the guards between them.
         entered: Number of times that waves entered the trace.
@@ -225,7 +226,11 @@ def grow(blocks: dict, head, session: Session | None) -> Trace | None:
 
 
 def _following(block) -> int:
-    """Return the address of the block that the last waves executed after this one, or -1."""
+    """Return the address of the block that the last waves executed after this one.
+
+    After a conditional branch, only waves that did not diverge count. Return -1 if the address is
+    not known.
+    """
     if block.condition:
         return block.went
     if block.end is None:

@@ -54,7 +54,7 @@ def find_one_core_reason(names: list[str]) -> str:
     """Return the reason why the workgroups of a kernel must stay on one core, or "".
 
     Args:
-        names: Instructions of the kernel by which workgroups may wait for each other.
+        names: Mnemonics of the kernel by which workgroups may wait for each other.
     """
     if sys.platform != "linux" or multiprocessing.current_process().daemon:
         return "no processes can be forked here"
@@ -64,7 +64,7 @@ def find_one_core_reason(names: list[str]) -> str:
 
 
 def is_worthwhile(instructions: float, arena: Arena) -> bool:
-    """Return whether this number of wave-instructions is worth the cost of processes."""
+    """Return whether this number of wave-instructions is worth the cost of forked processes."""
     if instructions < WORTH:
         return False
     changing = sum(end - start for start, end in _changing_spans(arena))
@@ -72,7 +72,7 @@ def is_worthwhile(instructions: float, arena: Arena) -> bool:
 
 
 def deal(jobs: Sequence[int], count: int) -> list[list[int]]:
-    """Return up to `count` shares of about the same work.
+    """Divide the jobs into up to `count` shares of about the same work, and return the shares.
 
     The shares are about equal even if the work grows or alternates from job to job. They depend
     only on the arguments, so that every run gives the same findings.
@@ -150,7 +150,7 @@ def _record_touches(
     spans,
     first_tag: int,
 ) -> None:
-    """Record for each cell how this process touched it."""
+    """Record in `row`, for each cell of the spans, how this process touched the cell."""
     at = 0
     for start, end in spans:
         cells = slice(start // arena.cell, -(-end // arena.cell))

@@ -196,7 +196,10 @@ def supported_mnemonics() -> set[str]:
 
 
 class Blocks(dict[int, Block]):
-    """Blocks by address. A jump into the middle of one adds a block.
+    """Blocks by address.
+
+    A jump into the middle of a block adds a block. A jump to a function of a large file adds the
+    function's blocks.
 
     Attributes:
         kernel: The kernel.
@@ -437,9 +440,10 @@ def _find_modes(
     lines: dict[int, list[Instruction]],
     start: mode_register.Mode,
 ) -> dict[int, mode_register.Mode | None]:
-    """Return the mode at each block that branches reach.
+    """Return the mode at the start of each block that branches reach from the first block.
 
-    It is None if it depends on the path, or is not supported.
+    After a block, waves may also go on to the next block in the code. The mode is None if it
+    depends on the path, or is not supported.
     """
     pending = list(blocks)[:1]
     entry: dict[int, mode_register.Mode | None] = dict.fromkeys(pending, start)

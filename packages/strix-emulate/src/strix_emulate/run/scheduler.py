@@ -89,7 +89,7 @@ class Scheduler:
         session: Session | None,
         polls: bool,
     ) -> None:
-        """Take the blocks of a launch, its session in C, and whether the kernel polls memory."""
+        """Set the blocks of a launch, its session in C, and whether the kernel polls memory."""
         self.blocks = blocks
         self._session = session
         # A trace counts its blocks only after they have been executed. If waves poll, or run one at

@@ -6,7 +6,8 @@ memory, so that Triton's own driver can launch kernels on them. torch itself com
 The device "cuda" then means the CPU, whose tensors are in the emulated device's memory.
 
 The module is also a plugin of pytest: ``python -m pytest -p strix_emulate.torch_device``. The first
-use needs a C++ compiler (``CXX``).
+use with a build of torch needs a C++ compiler (``CXX``). Later uses take the compiled allocator
+from a cache.
 """
 
 import ctypes
@@ -74,10 +75,10 @@ def install() -> None:
     from triton.backends.amd.driver import HIPDriver
 
     driver = HIPDriver()
-    # An autotuner clears a tensor of 256 MiB before each measurement, to empty caches. The emulator
-    # has no such caches. The autotuner may run in a backward pass. There the mode is off, because
-    # torch turns a mode off while the mode handles Tensor.backward. So this function must not name
-    # the device.
+    # Triton's own function makes a tensor of 256 MiB on the device. An autotuner clears the tensor
+    # before each measurement, to empty caches. The emulator has no such caches. Our function must
+    # not name the device, because an autotuner may run in a backward pass. There the mode is off:
+    # torch turns a mode off while the mode handles Tensor.backward.
     driver.get_empty_cache_for_benchmark = lambda: torch.empty(1, dtype=torch.int)
     triton.runtime.driver.set_active(driver)
 
@@ -348,5 +349,6 @@ def _in_device_memory(torch, value):
     address = ctypes.c_void_p(value.data_ptr())
     if hip.hipPointerGetAttribute(ctypes.byref(pointer), _DEVICE_POINTER, address) == 0:
         return value
-    hip.hipGetLastError()  # otherwise the program would see the error
+    # Clear the error. Otherwise the program would see it.
+    hip.hipGetLastError()
     return value.clone()
