@@ -43,7 +43,11 @@ def div_scale(value, denominator, numerator):
 
 
 def div_fmas(a, b, c, flag):
-    """Compute V_DIV_FMAS_F64: an fma, multiplied by 2**128 or 2**-128 if flagged, rounded once."""
+    """Compute V_DIV_FMAS_F64: an fma, rounded once.
+
+    Where V_DIV_SCALE has set `flag`, the fma is multiplied before it is rounded: by 2**128 if
+    |c| >= 2, or else by 2**-128.
+    """
     power = np.where(flag, np.where(exponent(c) > 1023, 128, -128), 0)
     return floats.scaled_fma64(a, b, c, power)
 
@@ -76,7 +80,7 @@ def _two_over_pi() -> int:
 def _preop(shift: int, power: int) -> float:
     """Return 53 bits of 2 / pi, multiplied by 2**power.
 
-    The first `shift` bits after the binary point are skipped.
+    They follow the first `shift` bits after the binary point of 2 / pi.
     """
     bits = (_two_over_pi() << shift) >> (1201 - 53) & ((1 << 53) - 1)
     return float(Fraction(bits) * Fraction(2) ** (power - 53 - shift))

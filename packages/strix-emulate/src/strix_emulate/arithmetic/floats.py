@@ -26,9 +26,9 @@ def flush(x):
 
 
 def finite(function):
-    """Return an operation that overflows to the largest number, as with FP16_OVFL.
+    """Return a function that returns the largest finite number where `function` overflows.
 
-    If a source is infinite, an infinite result stays infinite.
+    FP16_OVFL has this effect. If a source is infinite, an infinite result stays infinite.
     """
 
     def run(*sources):
@@ -207,7 +207,7 @@ class Division(NamedTuple):
 
     Attributes:
         word: Unsigned integer type of the format's size.
-        one: 1 in the format.
+        one: The number 1, as a number of the format.
         smallest: Smallest normal number.
         power: V_DIV_SCALE multiplies or divides by 2**power.
         apart: If the numerator's exponent is at least this much larger than the denominator's,
@@ -280,7 +280,11 @@ def div_scale(value, denominator, numerator):
 
 
 def div_fmas(a, b, c, flag):
-    """Compute V_DIV_FMAS_F32: an fma, multiplied by 2**64 or 2**-64 if flagged, rounded once."""
+    """Compute V_DIV_FMAS_F32: an fma, rounded once.
+
+    Where V_DIV_SCALE has set `flag`, the fma is multiplied before it is rounded: by 2**64 if
+    |c| >= 2, or else by 2**-64.
+    """
     product = np.multiply(a, b, dtype=np.float64)
     c = np.asanyarray(c)
     total = _to_odd(product, c.astype(np.float64), product + c)
@@ -332,7 +336,7 @@ def fixup(quotient, denominator, numerator, exponent=None, lowest_exponent=0):
 
 
 def to_integer(x, kind):
-    """Convert floats to a 32-bit or 16-bit integer type, towards zero and saturated. NaN is 0."""
+    """Convert floats to a 16-bit or 32-bit integer type, towards zero, saturated. NaN gives 0."""
     info = np.iinfo(kind)
     whole = np.trunc(np.asanyarray(x).astype(np.float64))
     return np.where(np.isnan(whole), 0, np.clip(whole, info.min, info.max)).astype(kind)

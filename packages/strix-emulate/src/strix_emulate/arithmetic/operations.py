@@ -139,9 +139,9 @@ def trailing_zeros(x):
 
 
 def _lane_count(first):
-    """Return V_MBCNT. For each lane, it counts the lower lanes that a mask of 32 lanes contains.
+    """Return V_MBCNT: for each lane, a base plus the number of lower lanes in a mask of 32 lanes.
 
-    `first` is the lane of the mask's lowest bit. The count is added to a base.
+    `first` is the number of the lane of the mask's lowest bit.
     """
 
     def count(mask, base, lane):
@@ -153,7 +153,7 @@ def _lane_count(first):
 
 
 def _in_float64(function):
-    """Return a function that computes in float64 and converts the result.
+    """Return a function that computes in float64, and converts the result to its argument's type.
 
     numpy's vector code for shorter types has errors of up to 3 ulp.
     """

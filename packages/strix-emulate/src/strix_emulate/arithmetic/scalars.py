@@ -412,13 +412,13 @@ def _select(a, b, scc):
     return np.where(scc, a, b)
 
 
-#: By name: kinds of the sources, of which the last is SCC, and the function.
+#: S_CSELECT by mnemonic: kinds of the sources, of which the last is SCC, and the function.
 SELECTS = {
     "s_cselect_b32": (("b32", "b32", "scc"), _select),
     "s_cselect_b64": (("b64", "b64", "scc"), _select),
 }
-#: By name: kinds of the sources, of which the last is SCC, and the function, which returns the
-#: result and SCC.
+#: Operations with a carry, by mnemonic: kinds of the sources, of which the last is SCC, and the
+#: function, which returns the result and SCC.
 CARRIES = {
     "s_addc_u32": (("u32", "u32", "scc"), _add_u),
     "s_subb_u32": (("u32", "u32", "scc"), _sub_u),

@@ -47,7 +47,10 @@ def _half(bits):
 
 
 def dot2(convert):
-    """Return a function that adds two products of 16-bit numbers, one by one, to a float32."""
+    """Return a function that adds the products of two pairs of 16-bit numbers to a float32.
+
+    The products are added one after the other. `convert` converts 16-bit numbers to float32.
+    """
 
     def run(a, b, total):
         for x, y in zip(_halves(a, convert), _halves(b, convert), strict=True):
@@ -67,11 +70,11 @@ def _dot2_f16(a, b, c):
 
 
 def _sad(bits: int, shift: int = 0, masked: bool = False):
-    """Return a function that adds absolute differences of fields to an addend.
+    """Return a function that adds the absolute differences of the fields of a and b to c.
 
     Args:
         bits: Number of bits of a field.
-        shift: Number of bits by which the sum is shifted left before the addend is added.
+        shift: Number of bits by which the sum is shifted left before c is added.
         masked: Whether a field is skipped if it is 0 in b.
     """
 
@@ -114,7 +117,7 @@ def quad_sad32(a, b, *addends):
 
 
 def _lerp(a, b, c):
-    """Compute V_LERP_U8: the mean of bytes. It is rounded up if the third source's byte is odd."""
+    """Compute V_LERP_U8: by byte, the mean of a and b, rounded up if the byte of c is odd."""
     result = U32(0)
     for i in range(4):
         total = _part(a, 8, i, False) + _part(b, 8, i, False) + (_part(c, 8, i, False) & 1)
@@ -326,7 +329,10 @@ TABLE = _sums() | _conversions() | _products() | _normalizations() | _extremes()
 
 
 def _mixed(kind: str):
-    """Return V_FMA_MIX for float16 or float32 sources. A float16 result is rounded twice."""
+    """Return V_FMA_MIX for float16 or float32 sources.
+
+    A float16 result is rounded twice: to float32, and then to float16.
+    """
 
     def run(a, b, c):
         value = floats.fma32(*(np.asanyarray(x).astype(np.float32) for x in (a, b, c)))

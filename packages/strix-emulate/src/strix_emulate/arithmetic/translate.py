@@ -144,8 +144,8 @@ class Symbol(np.ndarray):
     def any(self, *_, **__):
         """Return True, so that code for special elements is always translated.
 
-        Our functions guard such code with `if condition.any()`. For a numpy array without special
-        elements, they skip it.
+        The functions in the tables guard such code with `if condition.any()`. For a numpy array
+        without special elements, they skip it.
         """
         return True
 
@@ -355,10 +355,12 @@ def storage(dtype) -> str:
 def loop(name: str, function: Callable, results, sources, each: str = "EACH") -> str:
     """Return a C function for n elements. Its parameter p has pointers to results, then sources.
 
+    In the memory of results and sources, a bool is a uint32_t, and a float16 a uint16_t.
+
     Args:
         name: Name of the C function.
         function: Function on numpy arrays.
-        results: dtypes of the results. In memory, a bool is a uint32_t and a float16 a uint16_t.
+        results: dtypes of the results.
         sources: dtypes of the sources.
         each: Macro of emulate.c that loops over the elements.
 

@@ -256,7 +256,7 @@ class _Atomic:
         polls.record_active(g, memory, at, size, inside, target_registers, compares)
 
     def compile(self, memory, locate: Callable, counter: int) -> Compiled:
-        """Compile the atomic for numpy and C. It must access only one memory."""
+        """Compile the atomic for numpy and C. All its lanes must access this memory."""
         bits_kind = f"b{8 * self.dtype.itemsize}"
         operation = self.kind.operation
         function = _OPERATIONS[operation].function

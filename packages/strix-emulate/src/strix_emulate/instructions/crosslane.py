@@ -431,7 +431,7 @@ _WMMA_HANDLERS = {
 
 
 def _read_matrix(g: Waves, first: int, kind: str, signed: bool) -> np.ndarray:
-    """Return rows of A or columns of B as (n, 16, 16). A lane has the 16 numbers of one row.
+    """Return rows of A or columns of B as (n, 16, 16). A lane has one row or column: 16 numbers.
 
     Raises:
         Trap: Lanes from 16 on do not repeat lanes 0 to 15, as the instruction requires.

@@ -13,7 +13,7 @@ from strix_emulate.memory.waits import operand_bits, registers
 _WRITES_NOTHING = re.compile(r"s_cmp|s_bitcmp|s_wait|s_set|s_sendmsg$|s_cbranch|v_cmpx|\w+_store_")
 #: Vector operations that also write their second operand: a mask, or the other register of a swap.
 _TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co_|v_div_scale_|v_mad_[ui]64_|v_swap_")
-#: Instructions that copy, with the positions of their sources.
+#: Instructions that copy registers, with the positions of the operands from which they may copy.
 _COPIES = {
     "v_mov_b32": (1,),
     "v_dual_mov_b32": (1,),
@@ -71,7 +71,7 @@ def predecessors(instructions: list[Instruction]) -> list[list[int]]:
 
 
 def post_dominators(successors: list[list[int]]) -> dict[int, int]:
-    """Return for each instruction the index of the first one that all paths to the end share.
+    """Return for each instruction the index of the first later one on all paths to the end.
 
     The algorithm is that of Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm", on
     the reversed graph.

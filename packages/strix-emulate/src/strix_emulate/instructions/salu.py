@@ -70,7 +70,10 @@ def compile_scalar(ins: Instruction, mode: Mode) -> Compiled:
 
 
 def _micro_op(ins: Instruction) -> MicroOp | None:
-    """Return the operation of an instruction, or None if no table has it. Any flag is SCC."""
+    """Return the operation of an instruction, or None if no table has it.
+
+    If the operation has a flag, the flag is SCC.
+    """
     if ins.name in _SHORT:
         return _micro_op(_expand_short(ins))
     if ins.name in COMPARES or ins.name in IMMEDIATE:
@@ -233,8 +236,8 @@ def compile_getreg(ins: Instruction, mode: int, spaces: Spaces) -> Compiled:
 def _hardware_id(g: Waves, target: Target) -> np.ndarray:
     """Return HW_ID1 of waves.
 
-    Successive workgroups are on processors of different shader arrays. The waves of a workgroup are
-    on the SIMDs of its processor in turn.
+    Successive workgroups are on workgroup processors of different shader arrays. The waves of a
+    workgroup are on the SIMDs of its workgroup processor in turn.
     """
     processor = g.workgroup % target.processors
     arrays = 2 * target.engines

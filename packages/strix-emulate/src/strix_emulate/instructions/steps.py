@@ -20,8 +20,10 @@ class Traits:
 
     Attributes:
         reads: Bit mask of the registers that the instruction reads or writes, except `target`.
-        target: Bit mask of the registers that it loads, if it is a load.
-        counter: Wait counter of a load, an atomic or a lane exchange. -1 for other instructions.
+        target: Bit mask of the registers that a memory instruction writes, such as a load, an
+            atomic that returns the old value, or a lane exchange. 0 for other instructions.
+        counter: Wait counter of a memory instruction that writes registers. -1 for other
+            instructions.
         executable: The description with which C can execute the instruction.
         stored: For a store of half a register, the register's bit mask and the half, "l" or "h".
         c_operations: The instruction encoded for C. None before the first attempt to encode it, and

@@ -42,7 +42,7 @@ def is_memory(name: str) -> bool:
 
 
 def access_size(ins: Instruction) -> int:
-    """Return the bytes of the shadow cells that a load or store needs; 0 for other instructions."""
+    """Return the size in bytes of the shadow cells that a load or store needs, or 0 for others."""
     if not has_action(ins.name, "load", "store"):
         return 0
     return min(4, MEMORY[ins.name].size)

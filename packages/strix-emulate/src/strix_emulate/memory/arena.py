@@ -27,7 +27,8 @@ class Arena(Memory):
         whole_words: Whether accesses of aligned words may reach past an array's end
             (`Program.whole_words`).
         aliases: Host addresses of arrays, which pointers in memory may contain, as (3, n): first
-            address minus BASE, end minus BASE, and distance to the array.
+            address minus BASE, end minus BASE, and distance to the array's address in global
+            memory.
         peers: Whether anything besides the kernel's waves may change the memory during a launch.
         top: Offset of the next array.
         arrays: The arrays as (4, n): first address minus BASE, offset, bytes, mode.
@@ -92,7 +93,7 @@ class Arena(Memory):
         return relative
 
     def fetch(self, address: int, size: int) -> np.ndarray:
-        """Copy the first `size` bytes of the array that was placed at an address."""
+        """Return a copy of the first `size` bytes of the array that was placed at an address."""
         start = int(self.arrays[1, (address - BASE) >> _SLOT])
         return self.bytes[start : start + size].copy()
 

@@ -71,7 +71,7 @@ class _Barrier:
 
 
 class Order:
-    """The vector clocks of waves. A wave is a tag without its clock.
+    """The vector clocks of waves. A wave is identified by its tag without the clock.
 
     Attributes:
         one_cache: Whether all waves of a workgroup are on one compute unit.

@@ -9,7 +9,7 @@ between them. For waves of different workgroups, it must be a barrier of the gri
 tags of global memory. A barrier of a workgroup does not order an access that is still outstanding
 when its wave arrives at the barrier. Such an access gets a tag as if it came after the barrier
 (:meth:`Memory.postpone`). Accesses that look like a race are not a race if atomics order them
-(:mod:`strix_emulate.memory.happens_before`).
+(:mod:`strix_emulate.memory.happens_before`), or if both are stores of the same value.
 """
 
 from dataclasses import dataclass
@@ -511,7 +511,11 @@ class Memory(Storage):
             self._report_race(conflict, readers, tags, "a read", cells, readers)
 
     def _check_writers(self, cells, before, at, data, size: int, tags):
-        """Report a store of a different value than another wave stored. Return the conflicts."""
+        """Report a store of a different value than another wave stored.
+
+        Return by cell whether the store and another wave's store are unordered, even if their
+        values are the same. A store that releases a lock counts as ordered.
+        """
         if not self._may_conflict(before, tags):
             return np.zeros(len(cells), bool)
         conflict = self._unordered(before, tags)
@@ -622,11 +626,11 @@ class Memory(Storage):
         """Report a race, or postpone it until it is known whether a store uses the loaded value.
 
         Args:
-            conflict: Which cells race.
-            before: Tags of the earlier accesses.
-            tags: Tags of the access that is executed.
+            conflict: By cell of the access that is executed: whether it races.
+            before: By cell, tag of the earlier access.
+            tags: By cell, tag of the access that is executed.
             event: Kind of the earlier access, for the message.
-            cells: For a race between a load and a store, the cells.
+            cells: The cells. None unless the race is between a load and a store.
             readers: For such a race, the tags of the load: `before` or `tags`.
         """
         if not conflict.any():
@@ -657,7 +661,7 @@ class Memory(Storage):
 
         Args:
             touch: The access.
-            waves: Waves, as tags without clocks.
+            waves: The waves whose accesses change, as tags without clocks.
             at_barrier: Whether the waves are at a barrier. Otherwise, they are at a release.
         """
         shadow = self.written if touch.write else self.read

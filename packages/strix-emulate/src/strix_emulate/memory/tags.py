@@ -67,7 +67,8 @@ def tags_that_stores_release(tags):
     """Return the tags up to which stores with these tags release the accesses of their waves.
 
     These are the tags of the epochs in which the stores were executed. So stores that had not been
-    awaited then are not released. If there were too many epochs to tell, they are released too.
+    awaited then are not released. After the maximum number of releases, epochs cannot be told
+    apart, so such stores are released, too.
     """
     return np.where(tags & RELEASES == RELEASES, tags, tags - (1 << RELEASE))
 
@@ -93,9 +94,9 @@ def wave_bit(tag):
 
 
 def are_unordered(old, new):
-    """Return by element whether accesses are of different waves, without a barrier between them.
+    """Return by element whether two accesses are of different waves, with no barrier between them.
 
-    The new access is the later one. If the old tag is 0, there is no old access.
+    The access with the new tag is the later one. If the old tag is 0, there is no earlier access.
     """
     if len(old) == 0 or not old.any():
         return np.zeros(len(old), bool)

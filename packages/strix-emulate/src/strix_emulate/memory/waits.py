@@ -248,8 +248,8 @@ def check_pending(
     Args:
         g: The waves.
         touched: Bit mask of the registers that the instruction reads or writes, without `target`.
-        target: Bit mask of the registers that a load will write.
-        counter: The load's counter.
+        target: For a memory instruction, bit mask of the registers that it will write.
+        counter: The counter of this memory instruction.
         findings: Receives the finding.
         stored: For a store of half a register, the register's bit mask and the half.
     """

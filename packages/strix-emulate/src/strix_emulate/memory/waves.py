@@ -48,8 +48,8 @@ class Waves:
         wave: Number of each wave in its workgroup.
         slot: Row of each wave in scratch.
         lds_slot: Row of each wave's workgroup in LDS.
-        epoch: Barriers that each wave passed, and its releases since the last one
-            (:mod:`strix_emulate.memory.tags`).
+        epoch: Number of barriers that each wave has passed, and of its releases since the last
+            barrier (:mod:`strix_emulate.memory.tags`).
         stored: Bit masks of the numbers of the stores that each wave executed
             (:mod:`strix_emulate.run.doubts`).
         poll_hash: Hash of the values that each wave polled in this iteration of a loop
