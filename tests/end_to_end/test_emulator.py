@@ -9,10 +9,10 @@ from support.project import CHECKOUT, drive
 
 
 def test_without_a_disassembler_nothing_is_claimed(emulated_stack: Path) -> None:
-    """Without a disassembler, the exit status is 3, and the only check is skipped.
+    """Without a disassembler, `strix-validate emulated` skips its check and exits with 3.
 
-    Package tests take status 3 for "not checked", so a wrong result must not give that status. If
-    there is a disassembler, flash-attn's package test executes the kernels.
+    Package tests take the exit status 3 for "not checked", so a wrong result must not give that
+    status. If there is a disassembler, flash-attn's package test executes the kernels.
     """
     words = ["run", "attention", "-e", "emulated", "--", "strix-validate", "emulated", "--json"]
     words += ["--only", "emulated/gqa-causal"]

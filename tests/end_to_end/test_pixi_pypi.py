@@ -30,8 +30,8 @@ from forge.generated import FOR_CUDA
 
 pytestmark = pytest.mark.pixi
 
-# Packages of PyPI that the tables hide: packages with the names of ours, and packages that require
-# CUDA.
+# Packages of PyPI that the tables of docs/pypi.md hide: packages with the names of ours, and
+# packages that require CUDA.
 HIDDEN = {*filter(None, pypi.read_names(CHECKOUT / "recipes").values()), *FOR_CUDA}
 LOCKED_WHEEL = re.compile(r"pypi: \S+?/(\w+)-([\d.]+)-py3")
 # Orders of commands: the commands before `pixi add --pypi NAME`, and the commands after it.

@@ -67,10 +67,10 @@ def test_revert_gets_a_number_of_its_own(chain: MiniProject) -> None:
 
 
 def test_which_recipes_are_built(chain: MiniProject) -> None:
-    """`rebuild` builds a recipe that is up to date, and `build` builds what a package requires.
+    """`rebuild` builds a recipe that is up to date, and `build` also builds changed requirements.
 
-    `build --with-dependents` also builds the recipes that require the package. A changed recipe is
-    not built if the command does not select it.
+    `build --with-dependents` also builds the recipes that require the named one. A changed recipe
+    is not built if the command does not select it.
     """
 
     def run(*words: str) -> set[str]:

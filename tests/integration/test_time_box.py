@@ -97,7 +97,7 @@ def test_a_wrong_duration_is_one_message(command: list[str], tmp_path: Path) -> 
 
 
 def test_the_alarm_is_that_of_the_block() -> None:
-    """time_box() sets the timer and the handler, and its end restores them."""
+    """time_box() sets the timer and the handler of SIGALRM, and restores them after its block."""
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(TimeUp, match="--stop-after 10h"), time_box("10h"):
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 35_000

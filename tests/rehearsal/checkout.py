@@ -100,7 +100,7 @@ class Place:
         """Return the folder of a rehearsal that `make` has made.
 
         Raises:
-            Refused: The folder has no mark, or a link in it leads to another folder.
+            Refused: The folder has no mark, or there is a link directly in it.
         """
         place = cls(folder.resolve())
         if not (place.folder / MARK).is_file():
@@ -145,7 +145,7 @@ class Place:
         shutil.rmtree(tree)
 
     def copy_checkout(self) -> Path:
-        """Copy the checkout as it is now, and return the copy.
+        """Copy the files that git tracks, as they are in the checkout now, and return the copy.
 
         Files that were built or fetched in an earlier copy stay.
 
@@ -165,7 +165,7 @@ class Place:
         return self.root
 
     def apply_overlay(self, *thin_modules: ModuleType) -> str:
-        """Apply the overlay to a fresh copy, and return it as a unified diff.
+        """Apply the overlay to a fresh copy, and return the changes as a unified diff.
 
         Args:
             thin_modules: The modules of packages that are made cheaper to build: `thin_torch`,

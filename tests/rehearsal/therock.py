@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Make an archive that replaces AMD's, from Debian's ROCm in TheRock's layout.
 
-The code of the files is unchanged. The archive differs from AMD's in these points:
+The files have Debian's code, unchanged. The archive differs from AMD's in these points:
 
 - The version of ROCm is another one.
 - Libraries have code for all GPUs that Debian supports. AMD's have code for one GPU.

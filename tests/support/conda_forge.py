@@ -39,7 +39,7 @@ from forge.sources.cache import PYPI_SOURCES, PYPI_URL
 os.environ[PYPI_SOURCES] = PYPI_URL
 DATA = CHECKOUT / "tests" / "data" / "conda-forge"
 LACKS: dict[str, list[str]] = yaml.safe_load((DATA / "lacks.yaml").read_text())
-# Packages of other ROCm distributions. The file lists them by channel.
+# Packages of other ROCm distributions. other-rocm.yaml lists them by channel.
 OTHER_ROCM: list[str] = []
 for packages in yaml.safe_load((DATA / "other-rocm.yaml").read_text()).values():
     OTHER_ROCM += packages
@@ -185,7 +185,7 @@ class Rendered:
         """Write our outputs as a channel of records without files, and return its folder.
 
         A dependency is left out if `lacks` has it for the output, or if neither we nor conda-forge
-        have it. Records of another Python stay in the folder.
+        have it. Records that an earlier call has written for another Python stay in the folder.
         """
         for subdir in ("linux-64", "noarch"):
             file = folder / subdir / "repodata.json"

@@ -171,7 +171,7 @@ def _tracked_below(root: Path) -> list[Path]:
 
 
 def python_files(*folders: str | Path) -> list[Path]:
-    """Return the tracked Python files below these folders of this checkout."""
+    """Return the Python files of `tracked_files` that are below these folders of this checkout."""
     return [
         path
         for path in tracked_files()

@@ -50,7 +50,7 @@ def package(
 
 
 def index(channel: Path) -> None:
-    """Write the index of the channel in all three forms."""
+    """Write the index of the channel in its three forms: plain, compressed and sharded."""
     (channel / "linux-64").mkdir(exist_ok=True)
     asyncio.run(index_fs(channel, write_zst=True, write_shards=True))
 

@@ -237,7 +237,7 @@ def _info_with(packed: bytes, build: str, exports: dict[str, list[str]] | None) 
 
 
 def _convert(scratch: Path, lists: list[Path]) -> Iterator[Path]:
-    """Convert the wheels of requirements, except linters, as the host base converts its wheels."""
+    """Convert the wheels that `lists` require, except linters, as the host base converts wheels."""
     requirements: list[str | Path] = []
     for path in lists:
         requirements += ["-r", path]

@@ -190,7 +190,10 @@ class Run:
     def _run_matrix(
         self, job: Mapping[str, Any], label: str, contexts: Mapping[str, Any]
     ) -> Outcome:
-        """Run a job once for each value of its matrix."""
+        """Run a job once for each combination of its matrix's values.
+
+        With fail-fast, no more combinations are run after one that does not succeed.
+        """
         if "strategy" not in job:
             return self._run_job(job, label, {**contexts})
         strategy = dict(job["strategy"])

@@ -33,7 +33,7 @@ def write_archive(folder: Path, *members: Member) -> Path:
 
 
 def list_other_files(folder: Path) -> set[str]:
-    """Return the paths below a test's folder, except the archive and the folder `got`."""
+    """Return the paths below a test's folder, except the archive and its unpacked folder `got`."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     return {name for name in names if not name.startswith(("demo-1.0.", "got"))}
 

@@ -66,7 +66,7 @@ def test_a_named_base_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A mirror in the configuration of this machine would change the URL.
+    # A mirror in the configuration of this machine would change the channel's URL.
     monkeypatch.setattr(bases.network, "_read_mirrors", dict)
     conda_forge = bases.load(PROJECT, "conda-forge")
     host = bases.load(PROJECT, "host")
@@ -89,7 +89,10 @@ def test_bases_differ_in_channel_and_variants_only(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_python_by_its_number(values: list[str], pythons: list[str], oldest: str) -> None:
-    """A number such as 3.13 is expanded to a spec. Unless set, python_min is the oldest Python."""
+    """A number such as 3.13 is expanded to a spec.
+
+    python_min is the oldest Python of the base, unless the user sets it.
+    """
     base = bases.load(PROJECT, "conda-forge", {"python": values})
     assert base.overrides["python"] == pythons == base.variants["python"]
     assert base.variants["python_min"] == [oldest]
@@ -119,7 +122,7 @@ def test_what_the_base_provides_is_not_an_unknown_name(tmp_path: Path) -> None:
 
 
 def test_help_names_the_defaults() -> None:
-    """The help of an option for a channel states its default."""
+    """The help of each option that takes a channel states the default channel."""
     for arguments in ([], ["lock"]):
         shown = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"}).output
         assert "(default: channel/)" in shown

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reading a mutated index, note, list or package gives correct content or one error message."""
+"""Reading mutated files of a channel gives correct content or one error message.
+
+The files are indexes, notes, lists of withdrawals and packages.
+"""
 
 import json
 from collections.abc import Callable
@@ -104,7 +107,10 @@ def test_local_index(channel: Path, tmp_path: Path, record_property: Property) -
 
 
 def test_note(tmp_path: Path, record_property: Property) -> None:
-    """The digest is read as a dict or None, and the number of tests as an int or None."""
+    """Values that are read from a mutated note of a package have the right types.
+
+    The digest is a dict or None, and the number of tests is an int or None.
+    """
     tally = Tally("note", record_property)
     record = Record("a", "1", "h0123456_0", "noarch", "0" * 64, 1)
     path = tmp_path / "forge" / f"{record.dist}.json"

@@ -169,7 +169,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
         stderr=subprocess.PIPE,
     )
     os.close(pipe)
-    # This line may end with the error of a server.
+    # Ignore this line, which may end with the error of a server.
     messages = re.sub(r"could not check whether conda-forge has .*", "", done.stderr)
     assert done.returncode == 0
     assert "error" not in messages.lower()

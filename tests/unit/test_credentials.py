@@ -38,7 +38,7 @@ URLS = [
 
 
 def get_message(run: Callable[[], object]) -> str:
-    """Return the text that a user would read: the error, or else the result."""
+    """Return the text that a user would read: the error of `run`, or else its result."""
     try:
         result = run()
     except ForgeError as error:

@@ -94,7 +94,10 @@ STACK_FOLDER = re.compile(r"(?<!build/)\bstacks/([a-z][\w-]*)(?![\w-]|\.toml)")
 
 
 def is_command(program: str, words: list[str]) -> bool:
-    """Return whether these words begin with a command of a program, or a group and its command."""
+    """Return whether the words after a program begin with one of its commands.
+
+    If the command is a group, the word after it has to be a command of the group.
+    """
     commands = COMMANDS[program]
     for word in words:
         if word not in commands:

@@ -278,8 +278,8 @@ def test_what_a_compiler_exports_is_required_of_host_and_run(
 def test_what_a_host_package_exports_is_required_to_run(mini: MiniProject, solve: Solve) -> None:
     """The run_exports of conda-forge's packages and of ours are required.
 
-    Because of run_exports, beta requires alpha, and alpha requires library >=3. gamma conflicts
-    with this.
+    Because of run_exports, beta requires alpha, and alpha requires library >=3. gamma, which beta
+    requires too, conflicts with library >=3.
     """
     recipe(mini, "alpha", host=["library"], run_exports=["alpha <2"])
     recipe(mini, "beta", host=["alpha"], run=["gamma"])

@@ -21,7 +21,8 @@ from forge.recipes import package_tables
 from forge.recipes.recipe import Recipe
 
 EVIDENCE = CHECKOUT / "docs/evidence"
-# For each column of the README's table, its word and the page that proves it, or "".
+# The state of one package: for each column of README's table, the word in the package's row, and
+# the page that proves this word, or "".
 State = dict[str, tuple[str, str]]
 MACHINE_PATH = re.compile(r"(?<![\w:/.$~])/(?:home|root|opt|usr|mnt|tmp|srv|data)/\S*")
 

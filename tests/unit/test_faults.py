@@ -23,7 +23,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-# The command; the call's kind and number, its error, and a part of its path.
+# For each fault: the command; the kind and the number of the call that fails; the call's error; and
+# a part of the call's path.
 FAULTS = [
     ("publish", "open", 1, "ENOSPC", "/public/noarch/.partial-gamma"),
     ("publish", "write", 1, "ENOSPC", "/public/noarch/.partial-gamma"),

@@ -68,8 +68,8 @@ PATCH = """\
  * filter=x
 +# more
 """
-# Configurations with which the driver once did run the program. Further tests put these
-# configurations into other places, such as an included file.
+# Configurations whose program the driver once ran. Further tests put these configurations into
+# other places, such as an included file.
 DANGEROUS = ["a file monitor", "a filter", "a promisor by uploadpack", "a promisor by ssh"]
 
 

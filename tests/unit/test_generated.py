@@ -148,7 +148,7 @@ def test_versions_of_our_packages_are_replaced() -> None:
 
 
 def test_figures_of_a_sentence_are_replaced() -> None:
-    """The figures are replaced, even if a line ends within the sentence."""
+    """The figures in a sentence of a page are replaced, even if a line ends within the sentence."""
     page = "| a | It takes 3 GiB and 0.5\nCPU hours. | 3 GiB |\n"
     figures = {"disk": "4.5", "hours": "12"}
     sentence = "takes {disk} GiB and {hours} CPU hours."

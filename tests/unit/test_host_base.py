@@ -458,7 +458,10 @@ def wait_until(is_true: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_conversion(machine: HostBaseMaker, tmp_path: Path, kind: signal.Signals) -> None:
-    """No process and no part of a package remains. The next run makes the missing package."""
+    """A conversion that is killed leaves no process and no part of a package.
+
+    The next run makes the missing package.
+    """
     subdir = tmp_path / "linux-64"
     output = tmp_path / "out"
     conversions = []
@@ -544,7 +547,7 @@ def test_a_file_that_is_no_wheel(tmp_path: Path) -> None:
     file.write_bytes(b"an error page")
     with pytest.raises(ForgeError, match="is not a wheel"):
         Wheel.read(file, Source(f"x/{file.name}", "0" * 64), "")
-    # pip installs a wheel whose metadata has a field of a later version.
+    # As pip does, accept a wheel whose metadata has a field of a later metadata version.
     metadata = "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\nLicense-Expression: MIT\n"
     file = write_wheel(tmp_path, "demo", files={"demo-1.0.dist-info/METADATA": metadata})
     assert Wheel.read(file, Source(f"x/{file.name}", "0" * 64), "").name == "demo"

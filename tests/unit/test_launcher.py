@@ -89,7 +89,7 @@ def test_a_line_reaches_the_driver(pixi: dict[str, str], line: str) -> None:
 
 
 def test_behind_a_link(pixi: dict[str, str], tmp_path: Path) -> None:
-    """The launcher finds its checkout and creates nothing beside the link."""
+    """Run through a link, the launcher finds its checkout and creates nothing beside the link."""
     (tmp_path / "linked").symlink_to(CHECKOUT / "forge")
     command = [tmp_path / "linked", "plan"]
     done = subprocess.run(command, text=True, capture_output=True, check=True, env=pixi)

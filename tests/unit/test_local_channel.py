@@ -90,7 +90,7 @@ def test_a_folder_without_both_indexes_is_no_channel(source: Source) -> None:
 
 def test_a_channel_holds_packages_of_one_base(source: Source, tmp_path: Path) -> None:
     source.require_base("")
-    # Of the prefixes of a build string, only HOST_BOUND counts as a base.
+    # Of the prefixes that a build string may have, only HOST_BOUND stands for a base.
     source.require_base("rehearsal_")
     with pytest.raises(ForgeError, match="of the other base, such as (alpha|beta)-1.*--output"):
         source.require_base(HOST_BOUND)

@@ -45,7 +45,7 @@ def read_repodata(subdir: str) -> bytes:
 def test_the_bindings_write_what_they_read(lock: Path, tmp_path: Path) -> None:
     """Reading and writing a lock does not change it.
 
-    The bindings have the lock format of pixi 0.77, which wrote the second lock.
+    The bindings have the lock format of pixi 0.77, which wrote the lock in tests/data/pixi.
     """
     LockFile.from_path(lock).to_path(tmp_path / "pixi.lock")
     assert (tmp_path / "pixi.lock").read_bytes() == lock.read_bytes()
@@ -208,9 +208,9 @@ def test_tables_by_channel_follow_their_channel(tmp_path: Path) -> None:
 
 
 def test_requirements_are_left_out_and_nothing_else(tmp_path: Path) -> None:
-    """Only keys in tables of dependencies are left out or changed.
+    """Of a manifest, only keys in tables of dependencies are left out or changed.
 
-    Tasks, dates and texts may have the same names.
+    Tasks, dates and texts may contain the same names.
     """
     file = tmp_path / "pixi.toml"
     file.write_text(

@@ -20,8 +20,8 @@ from support.kills import needs_time
 from support.night import KILLED, Machine, read_archive
 
 STACKS = ("attention", "vllm")
-# The mock. A step with the word $FAILS fails, one with the word $ENDLESS does not end, and with
-# $FILLS the build fills the disk.
+# The mock of ./forge. A step with the word $FAILS fails, a step with the word $ENDLESS does not
+# end, and with $FILLS the build fills the disk.
 FORGE = """#!/bin/sh
 # forge --base conda-forge --output PACKAGES WORDS: prints its environment, with secrets
 root=$(dirname "$0")
@@ -169,7 +169,7 @@ def test_an_interrupted_night(owner: Owner, kind: signal.Signals) -> None:
 
 
 def put(owner: Owner, name: str, data: bytes) -> None:
-    """Write a file into the folder of tools/night.py."""
+    """Write a file into the folder to which tools/night.py writes."""
     path = owner.to / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -217,9 +217,9 @@ LINKS += ["night.tar.gz", "night.partial", "README.md", "state.json", *(f"{s}.lo
 
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_no_link_is_followed(symbolic: bool, owner: Owner, tmp_path: Path) -> None:
-    """tools/night.py writes and packs nothing outside of its folder through a link.
+    """tools/night.py writes and packs no file outside of its output folder through a link.
 
-    This holds for the logs of builds too.
+    It does not pack logs of builds through a link, either.
     """
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)

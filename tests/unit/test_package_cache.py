@@ -51,9 +51,9 @@ def test_offered(archive: Path) -> None:
 def test_what_cannot_be_removed_ends_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A temporary folder that cannot be removed is removed by the next command.
+    """If a command cannot remove its temporary folder, the command does not fail.
 
-    The command itself does not fail.
+    The next command removes the folder.
     """
 
     def fails(*_: object, **__: object) -> None:
@@ -194,7 +194,7 @@ def test_what_the_bindings_raise_names_the_package(
 def test_what_rattler_writes_after_its_error_is_left_to_the_next(
     record: RepoDataRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder that cannot be removed after an error of rattler is removed by the next call.
+    """If a folder cannot be removed after an error of rattler, the next call of `fill` removes it.
 
     After the error, a thread of rattler may still write into the folder, which is then not empty.
     """

@@ -218,7 +218,7 @@ def test_incomplete_images_of_aotriton(images: Path, missing: str, messages: lis
 
 
 def test_amds_images_are_reduced_to_gfx1151(images: Path, tmp_path: Path) -> None:
-    """The images for gfx1151 are selected from AMD's archive, and pass the same checks.
+    """The images for gfx1151 are selected from AMD's archive, and pass check_images.
 
     An archive of another commit is refused.
     """

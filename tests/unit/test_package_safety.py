@@ -21,7 +21,8 @@ GOOD = [
     link("lib/libx.so", "deep/libx.so.1"),
     link("lib64", "lib"),
     link("lib/up", "../share/./zone"),
-    link("lib/system", "/usr/share/zoneinfo"),  # No file is written through this link.
+    # This link leads out of the prefix, but no file is written through it.
+    link("lib/system", "/usr/share/zoneinfo"),
     special("bin/hard", tarfile.LNKTYPE, "lib/deep/libx.so.1"),
 ]
 OUT = r"leads out of the prefix through a link"

@@ -193,7 +193,10 @@ def test_two_recipes_of_one_package(mini: MiniProject) -> None:
 def test_an_engine_that_panics_is_one_message(
     mini: MiniProject, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A panic of rattler-build is one error. 0.73 panics on a name that is too long for a path."""
+    """A panic of rattler-build is one error.
+
+    rattler-build 0.73 panics on a name that is too long for a path.
+    """
     recipe = mini.recipe("alpha") / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("name: alpha", f"name: {'a' * 70_000}"))
     with pytest.raises(ForgeError, match="does not render") as error:
@@ -265,7 +268,7 @@ def test_one_bad_recipe_among_others(mini: MiniProject, case: str) -> None:
 def test_an_edit_of_the_base_is_a_decision(mini: MiniProject, edited: str) -> None:
     """An edit of the host base is a reason to build only the recipes that use the base.
 
-    The plan depends on the inputs of the base, so it is the same before and after it is made.
+    The plan depends on the inputs of the base, so it is the same before and after the base is made.
     """
     mini.recipe("alpha", run=["python"])
     mini.recipe("beta")

@@ -44,7 +44,7 @@ def test_layout(installed: tuple[Path, Path]) -> None:
     assert (torch / "share/cmake/Torch").is_dir()
     assert (torch / "include/google/any.h").exists()
     assert (torch / "lib").is_symlink()
-    # A library that is loaded through torch/lib finds the prefix at $ORIGIN/.. too.
+    # torch/lib is a link. For a library that is loaded through it, $ORIGIN/.. is the prefix, too.
     assert Path(f"{torch}/lib/..").resolve() == prefix
     assert not (torch / "lib").readlink().is_absolute()
     names = {path.name for path in prefix.rglob("*")}

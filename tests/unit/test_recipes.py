@@ -75,10 +75,11 @@ ANY_TORCH = {"strix-validate"}
 
 
 def test_a_package_is_not_tested_with_what_costs_more(either: RecipeSet) -> None:
-    """Tests require no package that takes longer to build than the tested package and its needs.
+    """A package's tests require no package that is more work to build than the tested one.
 
-    Packages that take up to TOOLS hours, and tests of the packages in ANY_TORCH, are excepted. A
-    package enters the channel only after everything that its tests require.
+    The work of the tested package includes all packages that it needs. Packages that take up to
+    TOOLS hours, and the tests of the packages in ANY_TORCH, are excepted. A package enters the
+    channel only after everything that its tests require.
     """
     costs = read_costs(either.recipes.values(), either.base)
     hours = {name: cost.cpu_hours for name, cost in costs.items()}

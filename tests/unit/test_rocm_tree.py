@@ -127,7 +127,7 @@ def test_a_cmake_target_without_its_file(tmp_path: Path) -> None:
 
 
 def test_miopens_databases(tmp_path: Path) -> None:
-    """A tree without a database for this GPU is reported."""
+    """A tree without MIOpen's find-db for gfx1151 is reported."""
     for name in (*tree.EXPECTED, tree.CHOLMOD):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name.replace("*", "1")).touch()

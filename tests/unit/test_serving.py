@@ -47,7 +47,10 @@ def read_purls(records: dict[str, dict]) -> dict[str, list[str]]:
 
 
 def test_names_on_pypi(source: Source, target: Path) -> None:
-    """The names are in the local index, in each form of the published one, and in pixi's table."""
+    """Our packages' names on PyPI are in three places.
+
+    These are the local index, each form of the published index, and the table for pixi.
+    """
     local = json.loads((source.folder / "noarch/repodata.json").read_text())["packages.conda"]
     PublishedChannel(target).publish(source)
     for records in (local, *read_forms(target)):
@@ -71,7 +74,10 @@ def test_older_local_channel_gets_names(source: Source) -> None:
 
 
 def test_older_channel_gets_all_of_it(source: Source, target: Path) -> None:
-    """A channel that was published without names and headers gets both when published again."""
+    """A channel may have been published without names on PyPI and without headers.
+
+    When it is published again, it gets both.
+    """
     PublishedChannel(target).publish(Source(source.folder))
     for name in (pypi.TABLE, publish.HEADERS):
         (target / name).unlink()

@@ -42,7 +42,7 @@ def solver(rendered: Rendered, tmp_path_factory: pytest.TempPathFactory) -> Solv
 
 @pytest.fixture(scope="module")
 def solver_of_both(tmp_path_factory: pytest.TempPathFactory) -> Solver:
-    """A solver over the channel as it is published: with the packages of both Pythons."""
+    """A solver over the channel as it is published: with packages for Python 3.12 and for 3.13."""
     return Solver(tmp_path_factory.mktemp("both"), Rendered({}), Rendered({}, "3.13"))
 
 
@@ -123,7 +123,7 @@ def test_a_stack_is_of_the_python_that_is_asked_for(
 def test_two_stacks_solve_in_one_workspace(
     solver_of_both: Solver, tmp_path: Path, pair: tuple[str, str], python: str
 ) -> None:
-    """Each stack solves in an environment of its own, and both solve in one."""
+    """Each of two stacks solves in an environment of its own, and both solve in a third one."""
     texts = {name: (CHECKOUT / f"stacks/{name}/pixi.toml").read_text() for name in pair}
     file = tmp_path / "pixi.toml"
     file.write_text(f"{compose(texts)}both = {list(pair)}\n")

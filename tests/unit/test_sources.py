@@ -305,7 +305,7 @@ def test_an_archive_stays_packed_where_its_recipe_says_so(tmp_path: Path, packed
 
 
 def test_a_file_that_no_recipe_names(tmp_path: Path) -> None:
-    """If a recipe names a file of the same name, the message has the sha256 in that recipe."""
+    """If a recipe names another file of the same name, the message has that file's sha256."""
     source_cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))
     names = {"demo.tar.gz": "1" * 64, "other.tar.gz": "2" * 64}
     sources = [Source(f"https://upstream.invalid/{name}", digest) for name, digest in names.items()]

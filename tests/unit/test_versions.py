@@ -245,7 +245,7 @@ def test_a_move_to_another_release(world: World) -> None:
 
 
 def test_every_file_is_reported_in_one_run(world: World) -> None:
-    """--every reports the files of all Pythons, although the first one is already refused."""
+    """--every reports the files of all Pythons, although the first file is already refused."""
     for tag in ("cp311", "cp312"):
         world.release(f"wheels-2.0-{tag}-{tag}-any.whl", f"2.0 {tag}")
     changes = {'"1.0"': '"2.0"', "wheels@1.0": "wheels@2.0", "wheels-1.0": "wheels-2.0"}

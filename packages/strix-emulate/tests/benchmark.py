@@ -159,8 +159,8 @@ def main(size: int) -> None:
         """Return the highest speeds of five launches.
 
         Returns:
-            Million wave-instructions per CPU second, million wave-instructions per second, and the
-            number of cores.
+            Million wave-instructions per CPU second, million wave-instructions per second of
+            wall-clock time, and the number of cores.
         """
         q, k, v = np.random.default_rng(0).standard_normal((3, heads, size, 64)).astype(np.float16)
         speeds = []

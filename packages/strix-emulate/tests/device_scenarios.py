@@ -207,7 +207,8 @@ def handles() -> dict:
     results["destroyed"] = call("hipStreamSynchronize", stream)
     results["device of destroyed"] = call("hipStreamGetDevice", stream, byref(device))
     results["no event"] = call("hipEventRecord", c_void_p(12345), None)
-    # Constant memory, virtual memory management, and the frequency of wall_clock64 in kHz.
+    # Query the attributes for constant memory, for virtual memory management, and for the frequency
+    # of wall_clock64 in kHz.
     value = c_int()
     results["attributes"] = []
     for attribute in (83, 89, 10017):
@@ -291,7 +292,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 def add(path: str) -> dict:
-    """Launch the Triton kernel `add` correctly, misconfigured, and with too short arrays."""
+    """Launch the Triton kernel `add`: correctly, with wrong configurations, beyond its arrays."""
     function = load(path, "add")
     arrays = [allocate(4 * 1000) for _ in range(3)]
     for pointer, value in zip(arrays[:2], (1.5, 2.25), strict=True):

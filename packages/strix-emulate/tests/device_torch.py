@@ -28,7 +28,10 @@ def add(X, Y, Z, n, BLOCK: tl.constexpr):
 
 
 def run(n: int, length: int) -> bool:
-    """Add the first n numbers of two tensors; return whether all `length` sums are right."""
+    """Add the first n numbers of two tensors; return whether all `length` sums are right.
+
+    If n is larger than `length`, the kernel accesses memory outside of the tensors.
+    """
     x = torch.randn(length, device="cuda")
     y = torch.randn(length).cuda()
     z = torch.zeros_like(x)

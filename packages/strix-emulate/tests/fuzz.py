@@ -35,11 +35,12 @@ from strix_emulate.native import library as native
 THREADS = 64
 WORDS = 4
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
-#: BATCH kernels are compiled together. Of every SHARE kernels, one is executed by every engine, and
-#: with checks at -O0, too.
+#: BATCH kernels are compiled together. Of every SHARE kernels, one is executed by every engine
+#: (numpy, and C if it is installed), and with checks at -O0, too.
 BATCH = 50
 SHARE = 10
-#: By level, checks that are always off: at -O0, clang spills lanes that nothing wrote.
+#: By level of optimisation, checks that are always off. At -O0, clang spills lanes that nothing
+#: wrote.
 _OFF = {"-O0": frozenset({"uninitialised"})}
 _TYPES = ("u32", "i32", "u64", "i64", "u16", "u8", "f32", "f64")
 #: These expressions have no undefined behaviour, because signed arithmetic wraps (-fwrapv), and

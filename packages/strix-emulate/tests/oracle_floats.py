@@ -87,7 +87,7 @@ def _inverse_root(x, negative):
 
 
 def _wave(function: Callable) -> Callable:
-    """Return sine or cosine of a number of turns. As documented, more than 256 count as 0."""
+    """Return sine or cosine of x turns. As documented, x counts as 0 if |x| > 256."""
 
     def run(x, negative):
         if isinstance(x, str):
@@ -209,8 +209,8 @@ def _division_scale(form: tuple, power: int, min_difference: int, max_numerator:
         if _is_denormal(denominator, form):
             return up, 0
         if small_inverse and small_quotient:
-            # The document scales up, but LLVM's division is correct only if V_DIV_SCALE scales
-            # down.
+            # The document scales the denominator up, but LLVM's division is correct only if
+            # V_DIV_SCALE scales it down. Both results are allowed.
             return ({up, down} if a == denominator else a), 1
         if small_inverse:
             return down, 0

@@ -245,9 +245,9 @@ def _in_buffer(place: str) -> str:
 
 
 def _type(kind: str) -> tuple[int, bool, str]:
-    """Return the bytes, whether the sign is extended, and which half of a register is accessed.
+    """Return an access's number of bytes, whether the sign is extended, and the register's half.
 
-    The half is "low", "high", or "" for a whole register.
+    The half is "low", "high", or "" if the whole register is accessed.
     """
     letter, bits = re.search(r"(?:^|_)([bui])(\d+)", kind).groups()
     half = ""
@@ -355,7 +355,7 @@ def _scalar(name: str, words: int) -> Iterator[Case]:
 
 
 def _counter_case(name: str) -> Case:
-    """Return a case that counts 20 lanes, then all lanes.
+    """Return a case in which DS_APPEND or DS_CONSUME counts 20 lanes, and then all lanes.
 
     M0 and the offset place the counter in the cell of thread 2.
     """

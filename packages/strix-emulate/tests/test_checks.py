@@ -547,14 +547,14 @@ def test_each_wave_that_stored_the_same_value_may_read_it_back(native, address):
 
 
 def test_reads_of_what_nothing_wrote():
-    """This test covers global memory. FINDINGS has a kernel that reads LDS."""
+    """This test reads global memory that nothing wrote. A kernel of FINDINGS reads such LDS."""
     with pytest.raises(Trap, match="uninitialised"):
         execute(GOOD.replace("s[4:5]", "s[6:7]"))
 
 
 @pytest.mark.parametrize("native", [False, True])
 def test_what_was_written_before_a_barrier_of_the_grid_may_be_read(native):
-    """Each workgroup writes 32 words, and then reads those of the other one, twice."""
+    """Each of two workgroups writes 32 words, and then twice reads the words of the other one."""
     turn = "s_waitcnt_vscnt null, 0x0\nds_gws_barrier v0 gds\n"
     turn += "global_load_b32 v2, v4, s[6:7]\ns_waitcnt vmcnt(0)\nds_gws_barrier v0 gds\n"
     body = LOAD + "s_lshl_b32 s8, s2, 7\nv_add_nc_u32 v1, s8, v1\nv_xor_b32 v4, 0x80, v1\n"
@@ -866,7 +866,7 @@ WAIT = "s_waitcnt_vscnt null, 0x0"
 DATA = "v_mov_b32 v2, 77\nglobal_store_b32 v1, v2, s[6:7] offset:4"
 STORED_FLAG = "global_store_b32 v1, v2, s[6:7]\n"
 SWAP_FLAG = "global_atomic_swap_b32 v1, v2, s[6:7]\n"
-#: FLAG, but a plain store sets the flag.
+#: Like FLAG, but a plain store sets the flag, between the instructions `before` and `after`.
 PLAIN_FLAG = (
     FLAG.partition("v_mov_b32 v2, 77")[0]
     + """{before}
@@ -881,7 +881,7 @@ s_endpgm
 @pytest.mark.parametrize("native", [False, True])
 def test_a_plain_store_of_a_flag_releases_what_was_awaited(native):
     kind = {"threads": 32, "grid": (2,), "second": "inout", "native": native}
-    # The second store is also released if its wait comes only after a barrier.
+    # The second store of the data is also released if its wait comes only after a barrier.
     twice = f"{DATA}\n{WAIT}\n{DATA}\n{{}}"
     for before in (f"{DATA}\n{WAIT}", twice.format(WAIT), twice.format(f"s_barrier\n{WAIT}")):
         out = execute(PLAIN_FLAG.format(before=before, after=""), **kind)
@@ -897,7 +897,7 @@ def test_a_plain_store_of_a_flag_releases_what_was_awaited(native):
     ):
         with pytest.raises(Trap, match="race"):
             execute(PLAIN_FLAG.format(before=before, after=""), **kind)
-    # Of two stores, the first is awaited.
+    # A wait that leaves one store outstanding awaits the first of two stores, which is the data's.
     text = PLAIN_FLAG.format(before=f"{DATA}\n{other}\ns_waitcnt_vscnt null, 0x1", after="")
     assert execute(text, **kind)[2] == 77
 
@@ -975,7 +975,7 @@ def test_a_flag_may_be_reset_by_whoever_knows_that_it_was_read(native):
 
 
 def test_stores_of_a_workgroup_on_one_unit_stay_in_order():
-    """In CU mode, LLVM places no wait before a flag for the same workgroup."""
+    """In CU mode, LLVM places no wait before the store of a flag for the same workgroup."""
     text = PLAIN_FLAG.replace(
         "s_cmp_eq_u32 s2, 1", "v_readfirstlane_b32 s8, v0\ns_cmp_lg_u32 s8, 0"
     )

@@ -106,7 +106,10 @@ def test_what_is_refused_fails_later_calls(folder: Path) -> None:
 
 
 def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
-    """A race ends a kernel of a user's library. In ROCm, torch and vLLM, this needs --strict."""
+    """A race in a kernel of a user's library ends the launch.
+
+    In libraries of ROCm, torch and vLLM, a race ends the launch only with --strict.
+    """
     image = compile_device_code(HIP_PROGRAMS / "race.hip", folder / "race.hsaco")
     caller = folder / "caller.c"
     caller.write_text("int race(void);\nint main(void) { return race(); }\n")
@@ -134,7 +137,10 @@ def test_checks_of_libraries_that_are_not_ours_only_note(folder: Path) -> None:
 
 
 def test_checks_of_kernels_that_headers_bring_only_note(folder: Path) -> None:
-    """In a user's program, a race ends a kernel of rocPRIM's headers only with --strict."""
+    """A race in a kernel of rocPRIM's headers ends the launch only with --strict.
+
+    This holds even though the kernel is part of a user's program.
+    """
     source = folder / "headers.hip"
     text = (HIP_PROGRAMS / "race.hip").read_text()
     text = text.replace('"hip.h"', f'"{HIP_PROGRAMS / "hip.h"}"')

@@ -212,7 +212,7 @@ def test_clamp_limits_the_last_step_of_a_division():
 
 
 def test_a_dot_product_of_halves_ignores_clamp():
-    """Hardware also ignores clamp. ROCm's device library always sets the bit."""
+    """V_DOT2_F32_F16 ignores CLAMP, as on hardware. ROCm's device library always sets the bit."""
     ones = 0x3C003C00
     minus_two = 0xC000C000
     g = run("v_dot2_f32_f16 v2, v0, v1, 1.0 clamp", v0=ones, v1=minus_two)

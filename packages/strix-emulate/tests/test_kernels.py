@@ -22,7 +22,7 @@ def test_attention(causal, size, gpu):
 
 
 def test_the_wrong_mask_is_seen():
-    """The control compares a causal kernel with a reference that is not causal."""
+    """The control compares causal attention with a reference for attention that is not causal."""
     (out, _), _ = fixtures.run_attention(True, fixtures.attention_case(True))
     assert np.abs(out - fixtures.attention_case(False)[1][0]).max() > 0.1
 
@@ -83,7 +83,7 @@ def test_every_deleted_barrier_is_caught(attention):
 
 
 def test_every_deleted_wait_is_caught(attention):
-    """A quarter of the waits is tested, to save time. docs/emulator.md has the result for all."""
+    """To save time, only every fourth wait is tested. docs/emulator.md has the result for all."""
     instructions, judge = attention
     busy, _ = mutate.busy_waits(instructions, judge)
     verdicts = mutate.judge_deletions(instructions, busy[::4], judge)

@@ -77,7 +77,7 @@ def test_what_a_cache_may_hide_is_found(kernels, name, native) -> None:
 
 @pytest.mark.parametrize("native", [False, True])
 def test_a_relaxed_store_releases_nothing(kernels, native) -> None:
-    """No wait separates the store of the flag from that of the data."""
+    """No wait separates the store of the data from the later store of the flag."""
     with pytest.raises(Trap, match=r"global_load_b32 .*race: global memory"):
         run(kernels["relaxed"], 2, 32, native=native)
 
@@ -99,7 +99,7 @@ def test_storage_of_two_reductions_needs_a_barrier_between(kernels, native) -> N
 
 @pytest.mark.parametrize("native", [False, True])
 def test_a_search_without_a_bound_leaves_its_array(kernels, native) -> None:
-    """HeCBench's merge has such a search, which reads past the ends of short arrays."""
+    """HeCBench's merge has a search without a bound, which reads past the ends of short arrays."""
     data = np.zeros(256, np.int32)
     data[64:] = 1
     data[65:96] = 5
