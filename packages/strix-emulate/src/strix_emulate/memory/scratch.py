@@ -55,5 +55,5 @@ class Scratch(Memory):
         cells, _ = self._cells(at, size, tags)
         self.written[cells] = 1
 
-    def postpone(self, touch: Touch, waves, unit: int) -> None:
+    def postpone(self, touch: Touch, waves, at_barrier: bool) -> None:
         """Do nothing: no other wave sees an outstanding access."""
