@@ -74,8 +74,8 @@ def test_a_machine_of_two_prints_its_packages_and_addresses(with_ray, cable):
     digest = cluster_machine.hash_packages(with_ray / "home/user/env")
     assert result.state is State.PASSED
     assert result.severity is Severity.INFO
-    assert result.reason == f"packages {digest}, addresses thunderbolt0 10.77.0.1"
-    assert "the same packages" in result.fix
+    assert result.reason == f"hash of packages {digest}, addresses thunderbolt0 10.77.0.1"
+    assert "the same hash of packages" in result.fix
     assert "ulimit" not in result.fix
 
 
@@ -91,7 +91,7 @@ def test_a_machine_without_a_network_joins_no_other(with_ray, cable, monkeypatch
     monkeypatch.setattr(cluster_machine, "list_links", list)
     result = examine(with_ray)["two-machines"]
     assert result.state is State.FAILED
-    assert result.reason == "no IPv4 address but loopback"
+    assert result.reason == "this machine has no IPv4 address but loopback"
     assert "give the interface of the cable between the machines an address" in result.fix
 
 

@@ -275,7 +275,7 @@ def test_a_name_of_another_size_or_device_is_an_error(tier, name):
     ],
 )
 def test_a_check_of_another_server_is_an_error(name, options):
-    with pytest.raises(NoSuchCheck, match=f"{name} is for another server: see --model"):
+    with pytest.raises(NoSuchCheck, match=f"{name} is for another kind of server: see --model"):
         run(["serve"], options, [name])
 
 

@@ -173,7 +173,7 @@ FAULTS: list[tuple[str, set[str], str]] = [
     ("last-only", {"chat"}, "the system message is dropped, the first turn"),
     ("no-system", {"chat"}, "the system message is dropped"),
     ("no-history", {"chat"}, "the first turn of the user is forgotten"),
-    ("reversed", {"chat"}, "in another order"),
+    ("reversed", {"chat"}, "not in their order"),
     ("not-opened", {"chat"}, "does not open the assistant's turn"),
     ("chat-garbage", {"chat", "chat-answer"}, "in a chat a token is less likely"),
     ("chat-usage", {"chat", "chat-answer", "tools"}, "usage of a chat says"),

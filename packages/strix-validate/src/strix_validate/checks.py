@@ -110,8 +110,8 @@ class RunOptions:
         device: "cuda" (torch's name for ROCm GPUs as well), "cpu", or "none" if torch is not used.
         size: How much of each tier runs.
         root: The folder that the doctor reads as the machine's root, with /proc, /sys and /etc.
-        weights: Size of a model's weights in bytes. The doctor prints vLLM's flags for such a
-            model.
+        weights: Size of a model's weights in bytes. The doctor prints vLLM's memory flags for a
+            model of this size.
         vllm: A source folder of vLLM to use instead of the installed one.
         url: The URL of a running vLLM server.
         model: The server's name for its model; without url, a model's folder to serve.
@@ -203,12 +203,12 @@ def read_purpose(body: Callable) -> str:
 
 
 def index_by_name(*bodies: Callable) -> dict[str, Callable]:
-    """Return the functions by name, with hyphens instead of underscores, as in ids."""
+    """Return the functions by their names in ids, which have hyphens instead of underscores."""
     return {body.__name__.replace("_", "-"): body for body in bodies}
 
 
 def make_checks(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callable]:
-    """Return a check with the id GROUP/NAME for each function.
+    """Return the functions by check; a check has the id GROUP/NAME.
 
     The title of a check is the first sentence of its function's docstring.
 

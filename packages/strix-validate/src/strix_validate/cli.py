@@ -177,7 +177,7 @@ def emulated(
     skip: SkipOption = None,
     vllm: VllmOption = None,
 ) -> None:
-    """Execute gfx1151 kernels of flash-attn, vLLM and others under emulation; compare with float64.
+    """Emulate gfx1151 kernels of flash-attn, vLLM and others; compare their results with float64.
 
     Needs libLLVM 22 or newer; without it, exits with status 3.
     """
@@ -231,10 +231,11 @@ def serve(  # noqa: PLR0913 (each argument is an option of the command)
 ) -> None:
     """Create small random models, generate text with them in vLLM, and serve requests.
 
-    With --url, check a running server instead; with only --model, start a server for that folder.
-    The checks of such a server compare its answers with each other, test chat templates, tools and
-    sampling parameters, test answers up to the end of the context, and measure the speed. The
-    command first prints the number of tokens that these checks need.
+    With --url, check a running server instead. With --model but no --url, start a server for the
+    folder that --model names, and check it instead. The checks of a running or started server
+    compare its answers with each other, test chat templates, tools and sampling parameters, test
+    answers up to the end of the context, and measure the speed. Before these checks, the command
+    prints how many tokens they need.
     """
     run_and_exit(
         ["serve"],
@@ -334,7 +335,7 @@ app.command()(tune_command.tune)
 def _exit_if_missing(purpose: str) -> Iterator[Console]:
     """End a command with status 3 if it cannot run here, for example because a library is missing.
 
-    If a call or its child process fails, the status is 1.
+    If a call of a kernel fails, or the child process that makes the calls, the status is 1.
 
     Args:
         purpose: A verb for what the command does, such as "compile"; it is part of the message.
@@ -400,7 +401,7 @@ def compilations(
 ) -> None:
     """Count the kernels that a common workload compiles if the Triton cache is empty.
 
-    The workload repeats its calls for up to 40 numbers of tokens. Needs no GPU.
+    The workload makes each of its calls with up to 40 numbers of tokens. Needs no GPU.
     """
     with _exit_if_missing("count") as console:
         from strix_validate.precompiled.workload import count

@@ -159,7 +159,7 @@ def _select_applicable(
         if any(set(named[tier]) & set(applicable[tier]) for tier in available):
             continue
         if named.get("serve"):
-            raise NoSuchCheck(f"{name} is for another server: see --model and --questions")
+            raise NoSuchCheck(f"{name} is for another kind of server: see --model and --questions")
         raise NoSuchCheck(f"{name} needs another --size or --device")
     return {
         name: [check for check in checks if check in selected[name]]

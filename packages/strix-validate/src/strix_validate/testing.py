@@ -62,10 +62,10 @@ def packaged_kernels(package: str) -> tuple[Path, dict[str, dict]]:
 
 
 def compile_sample(number: int) -> list[modes.CompiledKernel]:
-    """Compile kernels of flash-attn's sample.
+    """Compile the kernels of some of the calls in flash_calls.FLASH_SETS["sample"].
 
     Args:
-        number: How many of the sample's calls to compile, at most.
+        number: How many of these calls to compile, at most.
 
     Raises:
         RuntimeError: A call failed, or the process that made the call failed.

@@ -45,8 +45,8 @@ _REMOVE = {
 }
 _ADD_BY_HAND = "add {} to the kernel's command line"
 _REMOVE_BY_HAND = "remove {} from the kernel's command line"
-#: The family of the distribution that built a kernel. In a container, only the kernel's release
-#: shows which distribution the host has.
+#: The family of the distribution that built a kernel, by the kernel's origin (see kernel_release).
+#: In a container, only the kernel's release shows which distribution the host has.
 _FAMILY_OF_KERNEL = {
     "fedora": "fedora",
     "rhel": "fedora",
@@ -179,7 +179,7 @@ def _suggest_ubuntu_kernel(tree: Tree) -> str:
 
 
 def _has_newest_kernel(tree: Tree) -> bool:
-    """Return whether the kernel is Linux 7.0 or newer, which ordinary updates keep up to date."""
+    """Return whether the kernel is Linux 7.0 or newer: ordinary updates keep such a kernel new."""
     release = _read_release(tree)
     return release is not None and release.version >= (7, 0, 0)
 
@@ -254,8 +254,8 @@ def suggest_module_options(
         tree: The machine.
         modules: The modules, each of which gets all options.
         options: Values of the options by name.
-        on_command_line: Whether the kernel's command line sets the options already. It takes
-            precedence over files.
+        on_command_line: Whether the kernel's command line sets the options already. The command
+            line takes precedence over files of modprobe.d.
     """
     if on_command_line or detect_family(tree) in ("ostree", "nixos"):
         arguments = []
@@ -287,7 +287,7 @@ def _format_commands(
     by_hand: str,
     arguments: tuple[str, ...],
 ) -> str:
-    """Return the distribution's commands with the arguments, or an instruction to do it by hand."""
+    """Return the distribution's commands for the arguments, or an instruction to edit by hand."""
     family = detect_family(tree)
     if family == "nixos":
         command = commands[family].format('" "'.join(arguments))

@@ -59,7 +59,7 @@ def hash_packages(prefix: Path) -> str:
 
 
 def read_file_limits() -> tuple[int, int]:
-    """Return the soft and the hard limit of open files; FILES stands for no limit."""
+    """Return the soft and the hard limit of open files, with FILES for an infinite limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = FILES

@@ -14,8 +14,9 @@ from strix_validate.doctor.interpreter import find_interpreter
 from strix_validate.doctor.tree import Tree
 
 #: GB/s below which a copy is slow. With good Linux kernels, copies from a writable mapping ran at
-#: 1.1 to 1.9 GB/s on a gfx1100, and large copies ran at 11 GB/s on a gfx1151 (issues 6523, 6530).
-#: With a faulty Linux kernel, copies from a writable mapping ran at 0.002 GB/s.
+#: 1.1 to 1.9 GB/s on a gfx1100, and large copies ran at 11 GB/s on a gfx1151. With a faulty Linux
+#: kernel, copies from a writable mapping ran at 0.002 GB/s. The numbers are from issues 6523 and
+#: 6530 of ROCm/legacy-rocm-build.
 SLOW = 0.2
 #: Time limit of the measurement in seconds. With a faulty kernel, the copy takes 8 s.
 TIMEOUT = 90
@@ -32,8 +33,8 @@ def measure(library: Path) -> dict[str, float]:
         library: Path of libamdhip64.so.
 
     Returns:
-        Bytes per second by kind of source mapping: "read_only" and "writable". If the copies take
-        longer than TIMEOUT, only an upper bound for "writable".
+        Bytes per second by kind of source mapping: "read_only" and "writable". If the process takes
+        longer than TIMEOUT, the result has only "writable", with an upper bound.
 
     Raises:
         NotMeasured: HIP does not work on this machine, or the process crashed.

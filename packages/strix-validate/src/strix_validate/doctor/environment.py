@@ -46,7 +46,7 @@ _DEBUGGING = (
     "PYTORCH_NO_HIP_MEMORY_CACHING",
 )
 _DEBUGGING_SOURCE = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
-#: Variables that may point programs to another ROCm.
+#: Variables that may point programs to a ROCm outside of the environment.
 _PATHS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "ROCM_PATH", "ROCM_HOME", "HIP_PATH")
 #: Cache folders in the user's home folder, and variables that name other cache folders.
 _CACHE_FOLDERS = (
@@ -154,8 +154,9 @@ def _judge_activation(tree: Tree) -> Result:
 
 
 def stray_rocm(tree: Tree) -> Result:
-    """No other ROCm is on the loader's path. Two versions of ROCm in one process crash, and these
-    packages have their own ROCm: https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
+    """No ROCm of the system is on the loader's path. Two versions of ROCm in one process crash, and
+    this repository's packages have their own ROCm:
+    https://github.com/ROCm/TheRock/blob/main/docs/faq.md"""
     folders = [str(path.relative_to(tree.root)) for path in tree.glob("opt/rocm*")]
     installed = ", ".join(folders)
     for file in tree.glob("etc/ld.so.conf.d/*.conf"):
@@ -171,8 +172,8 @@ def stray_rocm(tree: Tree) -> Result:
 
 def kernels(tree: Tree) -> Result:
     """Each package of compiled kernels fits the installed Triton and the packages that call the
-    kernels. Triton looks a kernel up by its source. If another build has another source, Triton
-    finds no kernel, and compiles one at the first call: docs/validate.md"""
+    kernels. Triton looks a kernel up by its source. If the installed build of a calling package has
+    another source, Triton finds no kernel, and compiles one at the first call: docs/validate.md"""
     if not tree.prefix:
         return fine()
     lists = kernel_lists.read_lists(tree.prefix)
@@ -278,9 +279,9 @@ def _find_cache_folders(tree: Tree) -> dict[str, Path]:
 
 
 def two_machines(tree: Tree) -> Result:
-    """If Ray is installed, this machine fits into a cluster of two. It allows enough open files and
-    has a network. The hash of its packages is printed, for a comparison with the other machine's:
-    docs/cluster.md"""
+    """If Ray is installed, this machine fits into a cluster of two. The machine allows enough open
+    files and has a network. The hash of its packages is printed, to compare it with the hash of the
+    other machine's packages: docs/cluster.md"""
     if not tree.prefix or not any(tree.prefix.glob("conda-meta/ray-core-*.json")):
         return fine()
     needed = cluster_machine.FILES
@@ -291,15 +292,15 @@ def two_machines(tree: Tree) -> Result:
     links = cluster_machine.list_links()
     if not links:
         return error(
-            "no IPv4 address but loopback",
+            "this machine has no IPv4 address but loopback",
             "give the interface of the cable between the machines an address",
         )
     addresses = ", ".join(f"{link.interface} {link.address}" for link in links)
     digest = cluster_machine.hash_packages(tree.prefix)
-    advice = "the other machine's doctor must print the same packages"
+    advice = "the doctor must print the same hash of packages on the other machine"
     if soft < needed:
         advice += f"; before `ray start`, run: ulimit -n {needed}"
-    return remark(f"packages {digest}, addresses {addresses}", advice)
+    return remark(f"hash of packages {digest}, addresses {addresses}", advice)
 
 
 def glibc(tree: Tree) -> Result:

@@ -247,9 +247,10 @@ def _judge_absent(tree: Tree) -> Result:
 
 
 def pixi(tree: Tree) -> Result:
-    """pixi detects the GPU. Of several GPUs it detects the one with the most compute units. If it
-    detects another GPU, `pixi exec` and `pixi global` find no solution. If it detects none, each
-    `pixi run` in a stack prints a warning: https://github.com/conda/ceps/pull/189"""
+    """pixi detects the GPU. Of several GPUs, pixi detects the one with the most compute units. If
+    this is not the GPU that the stacks are for, `pixi exec` and `pixi global` find no solution. If
+    pixi detects no GPU, each `pixi run` in a stack prints a warning:
+    https://github.com/conda/ceps/pull/189"""
     invalid = virtual_packages.find_invalid_overrides(tree)
     if invalid:
         assignments = [f"{VARIABLES[name]}={value}" for name, value in invalid.items()]
@@ -325,7 +326,7 @@ def kernel(tree: Tree) -> Result:
 
 
 def _suggest_kernel(tree: Tree) -> Fix:
-    """Return how to start a better kernel: one that is installed, or else a newer one."""
+    """Return how to start a better kernel: boot an installed one, or else install a newer one."""
     installed = _find_better_kernel(tree)
     if installed:
         return Fix(f"boot {installed}, which is already installed", needs_reboot=True)
@@ -397,7 +398,7 @@ def firmware(tree: Tree) -> Result:
 def _judge_override(mes: int | None, override: tuple[str, Fix], measured: dict) -> Result:
     """Judge firmware that the kernel loads instead of linux-firmware's."""
     source, fix = override
-    message = f"{source} is loaded before linux-firmware, so an update changes nothing"
+    message = f"{source} is loaded before linux-firmware, whose update therefore changes nothing"
     if mes is None:
         message += ", and may be the bad MES 0x83"
         return warning(message, fix, _LEFT_BEHIND, **measured)

@@ -173,7 +173,7 @@ def _find_origin(text: str) -> str:
 
 
 def sort_key(release: Release, kernel: str) -> tuple[int, ...]:
-    """Return the key that sorts releases in a row's numbering."""
+    """Return the key by which a release sorts; `kernel` is the numbering of a row."""
     key = (*release.version, release.candidate)
     return key if kernel == "upstream" else (*key, release.build)
 
@@ -198,7 +198,7 @@ def is_fixed(release: Release) -> bool:
 
 
 def _find_fixed_row(release: Release | None) -> Fixed:
-    """Return the row in the release's own numbering; upstream's row if there is none."""
+    """Return the [[fixed]] row in the release's numbering, or upstream's row if there is none."""
     rows = {row.kernel: row for row in read_table().fixed}
     upstream = rows["upstream"]
     if release is None:

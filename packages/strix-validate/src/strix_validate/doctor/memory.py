@@ -28,7 +28,7 @@ from strix_validate.doctor.vllm_memory import (
 #: If the BIOS reserves more bytes than this for the GPU, the owner should reserve less before
 #: changing the limit of GTT.
 _LARGE_CARVE_OUT = 4 * GIB
-#: A limit is low if it is below this share of the memory.
+#: The limit of GTT is low if it is below this share of the machine's memory.
 _LOW_SHARE = 0.75
 #: Minimum bytes of /dev/shm for programs with several processes. Docker's default is 64 MiB.
 _SHARED_MEMORY = GIB
@@ -93,8 +93,9 @@ def _suggest_gtt_limit(tree: Tree, memory: int) -> Fix:
 
 
 def gtt(tree: Tree) -> Result:
-    """The GPU may map most of the memory, but not all. With the default limit, half of the memory,
-    larger models do not load although they would fit: https://github.com/ROCm/TheRock/issues/519"""
+    """The GPU may map most of the memory, but not all. The default limit is half of the memory.
+    Models that need more than this do not load, although the memory has room for them:
+    https://github.com/ROCm/TheRock/issues/519"""
     need_gpu(tree)
     memory = need_value(tree.memory, "the size of the memory")
     pages = parameters.read_pages_limit(tree)
@@ -107,7 +108,8 @@ def gtt(tree: Tree) -> Result:
         # The fix of doctor/carve-out changes the size of the memory, and with it the right limit.
         return remark("fix doctor/carve-out first, because GTT's limit depends on it", **measured)
     results = [_judge_gttsize(tree, pages), _judge_misspelt_options(tree)]
-    # In LXC, /proc/meminfo shows the container's share of memory, but the limit is the host's.
+    # In LXC, /proc/meminfo shows the container's share of memory, but the limit of GTT is that of
+    # the host.
     if containers.detect(tree) != "lxc":
         results.append(_judge_gtt_limit(tree, limit, memory, pages))
     return combine(results, **measured)
@@ -158,7 +160,7 @@ def _is_capped(tree: Tree, pages: int | None) -> bool:
 
 
 def _judge_gttsize(tree: Tree, pages: int | None) -> Result:
-    """Judge amdgpu.gttsize, which is deprecated and caps GTT whatever TTM's limit is."""
+    """Judge amdgpu.gttsize, which is deprecated, and caps GTT even if TTM's limit allows more."""
     mib = _read_gttsize(tree)
     if mib is None:
         return fine()

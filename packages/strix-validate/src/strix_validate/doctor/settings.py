@@ -278,9 +278,9 @@ def iommu(tree: Tree) -> Result:
         return fine(amd_iommu="off in the BIOS")
     message = (
         "the IOMMU is on. With amd_iommu=off one machine was 5 to 12 % faster (kyuz0), and another "
-        "no longer crashed within an hour of load; but amd_iommu=off also turns off the protection "
-        "against devices' DMA, passthrough to virtual machines and the NPU. iommu=pt changed "
-        "nothing"
+        "no longer crashed within an hour of load; but amd_iommu=off also turns off the NPU, "
+        "passthrough to virtual machines, and the protection against devices' DMA. iommu=pt "
+        "changed nothing"
     )
     fix = _distribution.suggest_adding_arguments(tree, "amd_iommu=off")
     unknown = _find_unknown_arguments(arguments)

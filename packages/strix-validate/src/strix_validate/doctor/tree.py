@@ -391,7 +391,7 @@ class Tree:
 
     @cached_property
     def prefix(self) -> Path | None:
-        """The active conda environment, if there is a folder of that name."""
+        """The active conda environment: the folder that CONDA_PREFIX names, if it exists."""
         name = self.environ.get("CONDA_PREFIX")
         if not name:
             return None

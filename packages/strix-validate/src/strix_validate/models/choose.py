@@ -41,7 +41,8 @@ _NODES = (
 )
 #: The libraries of vLLM's compiled operators.
 _OPERATORS = ("_C", "_rocm_C", "_moe_C", "_C_cache_ops")
-#: Packages in the stack that need a GPU at import, or that vLLM's sdist does not include.
+#: Packages that mocks replace: flash_attn needs a GPU at import, and vLLM's sdist lacks
+#: triton_kernels.
 _PACKAGES = ("flash_attn", "triton_kernels")
 #: Classes of the experts' gates. Answers leave gates out, because only some formats quantize them.
 _UNQUANTIZED = ("GateLinear", "ReplicatedLinear")

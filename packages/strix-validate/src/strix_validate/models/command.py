@@ -172,9 +172,9 @@ def models(
     The output says how far each of vLLM's choices is proven. The command reads the file that
     describes the model (config.json, params.json, a GGUF file's header, a LoRA's
     adapter_config.json), and downloads nothing. If vLLM is installed, its own code makes the
-    choices, on a mock gfx1151; otherwise, they come from a table that was compared with vLLM. For a
-    folder of diffusers (model_index.json), the command reports the choices of diffusers. Exit
-    status 1: vLLM refuses the model.
+    choices, on a mock gfx1151. Otherwise, and for GGUF files, the choices come from a table that
+    was compared with vLLM. For a folder of diffusers (model_index.json), the command reports the
+    choices of diffusers. Exit status 1: vLLM refuses the model.
     """
     try:
         file = reading.find(model)

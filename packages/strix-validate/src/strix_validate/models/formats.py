@@ -59,7 +59,7 @@ def find_quantization(config: Mapping) -> Mapping[str, Any]:
 
 
 def read_format(config: Mapping) -> str:
-    """Return the format of a model's weights, as table.toml names it, or its quant_method.
+    """Return the format of a model's weights, as table.toml names it; else the quant_method.
 
     Raises:
         NoModel: quantization_config is not an object, or has a text where a number belongs.
@@ -115,7 +115,7 @@ def _gptq_format(quantization: Mapping, bits: int) -> str:
 
 
 def _compressed_tensors_format(quantization: Mapping) -> str:
-    """Return the format of a compressed-tensors file, in which each group has a format."""
+    """Return the format of a compressed-tensors file, in which each group of layers has one."""
     groups = quantization.get("config_groups") or {}
     formats = {_group_format(_read_group(group)) for group in groups.values()}
     if not formats:
@@ -127,7 +127,7 @@ def _compressed_tensors_format(quantization: Mapping) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of compressed-tensors.
+    """A group of layers that compressed-tensors quantizes alike (a value of config_groups).
 
     Attributes:
         type: Type of a weight: "int" or "float".

@@ -73,12 +73,12 @@ class GgufModel:
 
     @property
     def rows(self) -> list[Row]:
-        """The table's rows for the linear layers, one for each quantization type."""
+        """Rows like those of the table for the linear layers, one for each quantization type."""
         return [make_row(name) for name in self.types]
 
 
 def make_row(name: str) -> Row:
-    """Return the table's row for a GGUF quantization type, by its name in the package gguf."""
+    """Return a row like those of the table; `name` is a quantization type of the package gguf."""
     kind = name.lower()
     if kind not in read_table()["gguf_types"]:
         refused = f"vllm-gguf-plugin has no kernel for {name}"
@@ -135,7 +135,7 @@ def _shards(path: Path) -> Iterator[Path]:
 
 
 def _open(path: Path, gguf: Any) -> Any:
-    """Open a file with limits that the package does not have.
+    """Open a GGUF file with limits that the package gguf does not have.
 
     Raises:
         NoModel: The file cannot be read.
@@ -255,7 +255,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _largest(value: Any) -> Any:
-    """Return the largest value in a list of values for layers, or a single value as it is."""
+    """Return the largest value in a list of one value per layer, or a single value as it is."""
     if isinstance(value, list) and value:
         return max(value)
     return value

@@ -203,7 +203,7 @@ def _mixer(text: Mapping, hidden: int, kind: str, number: int) -> int:
 
 
 def _heads(text: Mapping, hidden: int, kind: str, number: int) -> int:
-    """Count the weights of multi-head attention: queries, keys, values, output, and a gate."""
+    """Count the weights of multi-head attention: queries, keys, values, output, and any gate."""
     heads = text["num_attention_heads"]
     kv_heads, head_dim = _kv_heads(text, kind)
     # Olmo Hybrid has a gated delta rule in other layers, but its attention has no gate
@@ -261,7 +261,7 @@ def _has_indexer(text: Mapping) -> bool:
 
 
 def _indexer(text: Mapping, hidden: int) -> int:
-    """Count the indexer, which scores tokens for sparse attention. Its keys are not included."""
+    """Count the indexer, which scores tokens for sparse attention, without its key projection."""
     return text["index_n_heads"] * (text["q_lora_rank"] * text["index_head_dim"] + hidden)
 
 
@@ -386,7 +386,7 @@ def _expert_size(text: Mapping) -> int:
 
 
 def _expert_matrix(text: Mapping, hidden: int, form: str) -> int:
-    """Count the weights of a matrix of an expert."""
+    """Count the weights of one of an expert's matrices."""
     size = _expert_size(text)
     if form == "mxfp4":
         # vLLM pads both sides
@@ -458,7 +458,7 @@ def _is_tied(config: Mapping) -> bool:
 
 
 def uncounted(config: Mapping) -> list[str]:
-    """Name the parts of a model that :func:`weights` leaves out. Its result is then too low."""
+    """Name the parts of a model that :func:`weights` leaves out, so that its result is too low."""
     text = find_text(config)
     names = []
     if "encoder_layers" not in text:

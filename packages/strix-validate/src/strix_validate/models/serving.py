@@ -119,11 +119,11 @@ def _rope_type(rope: Mapping) -> str:
 
 
 def length_flag(length: int, token: int | None, cache: int) -> str:
-    """Return " --max-model-len auto" if a request of the model's length may not fit, else "".
+    """Return " --max-model-len auto" if the cache may have no room for `length` tokens, else "".
 
-    vLLM refuses to start if a request of that length does not fit into the cache
-    (_check_enough_kv_cache_memory of v1/core/kv_cache_planning.py). With `auto` it uses the largest
-    length that fits (_auto_fit_max_model_len in the same file).
+    vLLM refuses to start if a request of the maximum length does not fit into the cache
+    (_check_enough_kv_cache_memory of v1/core/kv_cache_planning.py). With `auto`, vLLM uses the
+    largest length that fits (_auto_fit_max_model_len in the same file).
 
     Args:
         length: Tokens that a request may have.

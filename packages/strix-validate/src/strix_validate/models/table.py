@@ -14,8 +14,8 @@ from strix_validate.layers.defaults import NoModel
 from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
 from strix_validate.models.formats import find_quantization, read_format
 
-#: What a check that passed without a GPU proves about a kernel, by the first part of its id.
-#: Checks such as gemm, sdpa and conv prove something only on a GPU.
+#: What a check that passed without a GPU proves about a kernel, by the first part of the check's
+#: id. Checks such as gemm, sdpa and conv prove something only on a GPU.
 PROVES = {
     "kernels": "compiled",
     "attention": "interpreted",

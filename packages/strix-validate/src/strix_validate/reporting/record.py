@@ -226,7 +226,7 @@ class Record(StrictModel):
         return self.model_dump_json(indent=1, by_alias=True)
 
     def write(self, file: Path) -> None:
-        """Replace the file in one step.
+        """Write the record to a file, replacing a previous file in one step.
 
         The text is on the disk before the new file gets its name. If the run is killed or the
         machine stops before that, the previous file remains.

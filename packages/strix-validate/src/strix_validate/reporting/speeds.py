@@ -32,7 +32,7 @@ class Speed(StrictModel):
         model: A pattern of names of models, in lower case.
         bounds: The lowest speed of a machine without faults, and the highest that the hardware
             allows; None if unknown.
-        published: Speeds that owners of such machines published, and their configuration.
+        published: Speeds that owners of a gfx1151 published, and their configuration.
         cause: The usual cause of a slower speed.
         source: Links.
     """

@@ -140,7 +140,7 @@ def _make_speed_table(checks: list[CheckRecord]) -> Table:
 
 
 def _format_times(measured: dict, direction: str) -> tuple[str, str]:
-    """Return the times in milliseconds (median, 10th and 90th percentile) and the rate."""
+    """Return a pass's times in milliseconds (median, 10th and 90th percentile), and its rate."""
     if f"{direction}_ms" not in measured:
         return "", ""
     median = measured[f"{direction}_ms"]
@@ -151,7 +151,7 @@ def _format_times(measured: dict, direction: str) -> tuple[str, str]:
 
 
 def describe_measured(measured: dict) -> str:
-    """Return the largest error as a fraction of its bound, or the values if none has a bound."""
+    """Return the largest error as a fraction of its bound; all values if nothing was compared."""
     comparisons = [value for value in measured.values() if _is_comparison(value)]
     if any(comparison["error"] is None for comparison in comparisons):
         return "not finite"
@@ -185,7 +185,7 @@ def find_worst_share(measured: dict) -> float | None:
 
 
 def _divide(error: float, bound: float) -> float:
-    """Return an error as a fraction of its bound; if the bound is 0, return 1 for any error."""
+    """Return an error as a fraction of its bound; for a bound of 0, 1 if the error is not 0."""
     return error / bound if bound else float(error > 0)
 
 

@@ -24,9 +24,10 @@ from strix_validate.serving.judges import (
     read_known_text,
 )
 
-#: Minimum number of tokens that prompts share, not counting _BEYOND_BLOCK. This is the size of the
-#: largest block that vLLM 0.33 uses in the cache of a common hybrid model. If a server reports its
-#: block size, prompts share at least two blocks. They share less if the context is too short.
+#: Number of tokens that prompts share, not counting _BEYOND_BLOCK: the size of the largest block
+#: that vLLM 0.33 uses in the cache of a common hybrid model. If a server reports a block size, and
+#: two of its blocks are larger, prompts share two blocks instead. If the context is too short,
+#: prompts share as much as it has room for.
 _SHARED = 2144
 #: Number of tokens that prompts share beyond _SHARED or two blocks, whichever is more.
 _BEYOND_BLOCK = 64
@@ -39,7 +40,8 @@ _TURN = 96
 #: Number of requests with the same beginning before variants are sent. vLLM stores the state of a
 #: beginning only when the beginning is repeated.
 _SIGHTINGS = 3
-#: Number of further prompts that share the beginning. Each is sent twice, all at the same time.
+#: Number of variants: further prompts with the beginning, which every second one changes after the
+#: first block. Each is sent twice, all at the same time.
 _VARIANTS = 4
 #: Number of tokens that are generated at the end of the context.
 _LAST = 32
@@ -137,8 +139,8 @@ def judge_prefix(server: Endpoint) -> dict:
     ]
     about = f"after a repeated beginning of {length} tokens, "
     measured = judge_greedy(server, *alone, about=about)
-    # in every second variant, the question is also inserted into the shared part, after its
-    # first block
+    # in every second variant, the question is also inserted into the shared part, after the first
+    # block of that part
     place = max(length * 3 // 4, min(block + 16, length))
     variants = []
     for i, question in enumerate(questions[_SIGHTINGS:]):
@@ -379,7 +381,7 @@ def _judge_passage(short: _Completion, full: _Completion, about: str) -> float |
 
 
 def _compare_by_prefill(server: Endpoint, answer: Generation) -> float:
-    """Return how much decoding and prefill differ, in nats, at two tokens of an answer."""
+    """Return how much decoding and prefill differ at an answer's middle and last token, in nats."""
     differences = []
     for i in (_LAST // 2 - 1, _LAST - 1):
         probe = server.generate([*answer.prompt, *answer.tokens[:i]], 1)

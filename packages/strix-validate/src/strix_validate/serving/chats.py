@@ -100,7 +100,7 @@ def _require_messages(
     require(not missing, f"the chat's prompt lacks a message: {', '.join(missing)}")
     require(
         starts["user"] < starts["assistant"] < starts["last"],
-        "the turns of the chat are in another order",
+        "the turns of the chat are not in their order",
     )
     before_assistant = reply.prompt[ends["user"] : starts["assistant"]]
     before_user = reply.prompt[ends["assistant"] : starts["last"]]
@@ -295,7 +295,7 @@ def judge_reply_stream(
     number: int,
     **parameters,
 ) -> None:
-    """Require that a streamed chat has the same text, calls and counts.
+    """Require that a streamed chat has the same text, calls and counts as one without streaming.
 
     If they differ, which a near tie can cause, both are requested again, at most twice.
 

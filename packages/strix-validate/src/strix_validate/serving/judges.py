@@ -512,7 +512,7 @@ def judge_stream(
     prompt: str | list[int],
     number: int = 24,
 ) -> dict:
-    """Require that a stream has the same text, tokens and usage, in parts.
+    """Require that a stream has the text, tokens and usage of an unstreamed answer, in parts.
 
     If the stream has another token at a near tie, both answers are requested again, at most twice.
     """
@@ -624,7 +624,7 @@ def judge_questions(server: Endpoint, num_required: int) -> dict:
 
 
 def _last_number(text: str) -> int | None:
-    """Return the last number after "answer is" or "####", else the last number; None if none."""
+    """Return the last number after "answer is" or "####", else the last one; None without any."""
     text = text.replace(",", "")
     numbers = re.findall(r"(?:answer is|####)\D{0,9}?(-?\d+)", text) or re.findall(r"-?\d+", text)
     if not numbers:

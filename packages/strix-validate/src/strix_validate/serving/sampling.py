@@ -373,8 +373,8 @@ def _judge_bias(server: Endpoint, prompt: list[int], unlikely: int) -> None:
 def judge_penalties(server: Endpoint) -> dict:
     """Require that penalties have their effects.
 
-    Each token must be the likeliest after its frequency_penalty or presence_penalty is subtracted.
-    repetition_penalty must change the tokens.
+    After frequency_penalty or presence_penalty is subtracted, each token, except perhaps one, must
+    be the likeliest up to rounding. repetition_penalty must change the tokens.
 
     Raises:
         CannotRun: The model generates no repetitions without penalties.

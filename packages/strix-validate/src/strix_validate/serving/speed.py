@@ -75,8 +75,8 @@ def bench_serve(server: Endpoint, tokenizer: str = "") -> dict:
 
     Args:
         server: The server.
-        tokenizer: The folder of the model's tokenizer; "" if the model's name is its name on
-            Hugging Face or its folder.
+        tokenizer: The folder of the model's tokenizer; "" if the server's name for the model is
+            also the name or the folder of the tokenizer.
 
     Raises:
         CannotRun: There is no command vllm.

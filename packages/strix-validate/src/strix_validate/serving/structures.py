@@ -69,8 +69,8 @@ def judge_tools(server: Endpoint) -> dict:
     """Require that a tool call is in tool_calls, and that a tool's result reaches the model.
 
     Raises:
-        CannotRun: The server takes no tools, for example because it was started without a parser of
-            tool calls, or the model does not end its tool call.
+        CannotRun: The model does not end its tool call; or the server takes no tools, for example
+            because it was started without a parser of tool calls.
     """
     limit = answer_limit(server)
     named = _call(server, _NAMED, limit)

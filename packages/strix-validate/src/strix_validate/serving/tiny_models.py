@@ -129,7 +129,7 @@ def fp8(name: str, weight: Tensor) -> _Quantized | None:
 def mxfp4(name: str, weight: Tensor) -> _Quantized | None:
     """Quantize like gpt-oss's experts: each block of 32 fp4 numbers is scaled by a power of two.
 
-    Shapes are (experts, in, out).
+    The shape of a weight is (experts, in, out).
     """
     import torch
 

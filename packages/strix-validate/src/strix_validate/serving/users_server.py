@@ -23,8 +23,9 @@ PROBABILITIES = (
     "https://github.com/vllm-project/vllm/issues/56021"
 )
 STREAMING = (
-    "Streaming gives the same tokens, text and usage in several parts and ends with [DONE]. A "
-    "server lost or doubled parts: https://github.com/vllm-project/vllm/issues/32180"
+    "A streamed answer has the tokens, text and usage of an unstreamed one, comes in several parts "
+    "and ends with [DONE]. A server lost or doubled parts: "
+    "https://github.com/vllm-project/vllm/issues/32180"
 )
 ABORT = (
     "A client that disconnects during its answer does not spoil or delay the next client's answer: "
@@ -37,9 +38,9 @@ class ServerCheck:
     """A check of a server.
 
     Attributes:
-        judge: Returns the measured values, or raises CheckFailed. For a tiny model, its argument is
-            the session. For a user's server, its arguments are the server and, for some checks,
-            further values; see strix_validate.tiers.serve.
+        judge: Returns the measured values, or raises CheckFailed. If the server has a tiny model,
+            the argument is the session. If it is a user's server, the arguments are the server and,
+            for some checks, further values; see strix_validate.tiers.serve.
         purpose: The bug that the check would catch, with a link. The first sentence is its title.
     """
 
@@ -159,7 +160,8 @@ USER_CHECKS: dict[str, ServerCheck] = {
     "url-context": _users_check(
         caches.judge_context,
         "tokens and log probabilities are right up to the last token of the context. A server "
-        "generated garbage beyond a length: https://github.com/vllm-project/vllm/issues/42684",
+        "generated garbage beyond a certain number of tokens: "
+        "https://github.com/vllm-project/vllm/issues/42684",
     ),
     "url-usage": _users_check(_judge_usage, USAGE),
     "url-stop": _users_check(

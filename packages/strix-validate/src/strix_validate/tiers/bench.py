@@ -116,9 +116,10 @@ _LARGE = ("large", "xlarge", "large128", "gqa")
 #: Minimum ratio of flash attention's speed to the math backend's speed, in a forward pass. It
 #: applies to the sizes in _LARGE, where the scores fill memory.
 _MIN_SPEEDUP = 1.5
-#: Allowed relative difference between the two timers' times of the same call.
+#: Allowed relative difference between the times that time_call and triton.testing.do_bench measure
+#: for the same call.
 _TIMER_TOLERANCE = 0.05
-#: For a call that takes at most this many milliseconds, the difference between the two timers is
+#: For a call that takes at most this many milliseconds, the difference between these two timers is
 #: recorded, but not judged. Both timers overwrite the GPU's cache before a call, and the host
 #: launches the call's kernels meanwhile. In such a short call, this does not hide all launches, so
 #: the times of both timers include some of them. torch launches a backward pass from another
@@ -350,7 +351,7 @@ def _function(route: str) -> Callable:
         raise CannotRun("flash_attn is not installed") from error
 
     def function(q, k, v, is_causal, enable_gqa):
-        del enable_gqa  # flash_attn_func finds this out from the numbers of heads
+        del enable_gqa  # flash_attn_func compares the numbers of heads itself
         return flash_attn_func(q, k, v, causal=is_causal)
 
     return function
@@ -454,7 +455,8 @@ def _beside_published(
 
 _TIMER = Check(
     "bench/timer",
-    "the timer agrees with triton.testing.do_bench within 5 %, for calls of more than 0.2 ms",
+    "the timer of these checks agrees with triton.testing.do_bench within 5 %, for calls of more "
+    "than 0.2 ms",
     "a timer that does not synchronise, and so measures launches instead of kernels: "
     "https://triton-lang.org/main/python-api/generated/triton.testing.do_bench.html",
 )

@@ -76,7 +76,7 @@ def judge(check: Check, answer: triton_modes.CallAnswer) -> Result:
     """Judge a call of flash-attn.
 
     Each kernel must compile and fit gfx1151. The kernels that multiply matrices must use WMMA, and
-    there must be one for each pass.
+    there must be at least one for each pass.
     """
     facts, faults = _inspect_all(answer)
     multiplying = {}

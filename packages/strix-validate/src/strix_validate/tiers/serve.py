@@ -292,7 +292,7 @@ def prefill(session: ServerSession) -> dict:
 
 
 def prefix(session: ServerSession) -> dict:
-    """A prompt whose beginning is cached gives the same log probabilities.
+    """A prompt whose beginning is cached gives the same log probabilities as without the cache.
 
     Cached blocks of another prompt would change them:
     https://github.com/vllm-project/vllm/issues/5543
@@ -380,7 +380,7 @@ def chat(session: ServerSession) -> dict:
 
 
 def streaming(session: ServerSession) -> dict:
-    """Require that a stream gives the same answer in parts."""
+    """Require that a stream gives the same answer as without streaming, in parts."""
     return judges.judge_stream(session.server.endpoint, PROMPT, TOKENS)
 
 
