@@ -33,9 +33,9 @@ class Severity(StrEnum):
     """The severity of a finding of the doctor.
 
     Attributes:
-        ERROR: The check fails.
-        WARNING: The finding costs speed, memory or stability; the check passes.
-        INFO: Information for the user to weigh; the check passes.
+        ERROR: The check found a fault, and fails.
+        WARNING: The check found a fault that costs speed, memory or stability, and passes.
+        INFO: The check found something for the user to weigh, and passes.
     """
 
     ERROR = "error"
@@ -88,7 +88,7 @@ class Result:
         fix: What to do about a finding: a command, or an instruction if no command exists.
         seconds: How long the check took.
         needs_reboot: Whether the fix takes effect only at the next start of the machine.
-        source: Links that replace those of the check.
+        source: Links that replace those in the check's docstring.
     """
 
     check: Check
@@ -115,7 +115,8 @@ class RunOptions:
         vllm: A source folder of vLLM to use instead of the installed one.
         url: The URL of a running vLLM server.
         model: The server's name for its model; without url, a model's folder to serve.
-        plain_url: The URL of a server with the same model but without speculative decoding.
+        plain_url: The URL of a second server, with the model of the server at url, but without
+            speculative decoding.
         questions: How many of 50 questions the model must answer correctly; 0 asks none.
         seed: The seed of random inputs.
     """

@@ -107,7 +107,7 @@ def libraries(
     device: DeviceOption = DeviceName.AUTO,
     seed: SeedOption = 0,
 ) -> None:
-    """Check torch's operations on the GPU, with float64 as the reference.
+    """Check torch's operations on the GPU by comparison with results in float64.
 
     The checks cover matrix products, factorisations, gradients, convolutions, host memory,
     torch.compile and bitsandbytes. A run on a CPU tests only the checks themselves.

@@ -41,7 +41,7 @@ def find_flash_fault(
     actual: dict[str, Tensor],
     expected: Expected,
 ) -> tuple[str, dict]:
-    """Compare the results of a call with the expected ones.
+    """Compare the results of a call of flash-attn with the expected ones.
 
     Returns:
         A description of the fault, or "" if there is none; and the measured values.

@@ -93,7 +93,7 @@ def detect_family(tree: Tree) -> str:
 
 
 def find_ubuntu_release(tree: Tree) -> str:
-    """Return the release of Ubuntu, or of a derivative's base; "" elsewhere and in a container."""
+    """Return Ubuntu's release, also that of a derivative; "" elsewhere and in a container."""
     if containers.detect(tree):
         return ""
     if tree.distribution["ID"] == "ubuntu":
@@ -153,7 +153,7 @@ def _suggest_upgrade_for_kernel(tree: Tree) -> str:
             return "upgrade to Proxmox VE 9"
         return "upgrade to Debian 13, whose backports have a newer kernel"
     if name == "opensuse-leap":
-        return "install kernel-default from the repository Kernel:stable:Backport, or Tumbleweed"
+        return "install kernel-default from Kernel:stable:Backport, or change to Tumbleweed"
     if name == "manjaro":
         # Manjaro has a package for each series of kernels.
         return "sudo pacman -Syu && sudo mhwd-kernel -i linux618"

@@ -118,14 +118,14 @@ def _judge_missing(tree: Tree, name: str) -> Result:
     if tree.path("sys/module/amdgpu").is_dir():
         return error(
             f"{message}, though amdgpu is loaded",
-            "sudo dmesg | grep -i -e amdgpu -e kfd; in a container: --device /dev/kfd --device "
+            "sudo dmesg | grep -i -e amdgpu -e kfd; a container needs --device /dev/kfd --device "
             "/dev/dri",
         )
     if hardware.find_obstacle(tree):
         return error(f"{message}: amdgpu is not loaded", "see doctor/gpu")
     return error(
         message,
-        "sudo modprobe amdgpu; in a container: --device /dev/kfd --device /dev/dri",
+        "sudo modprobe amdgpu; a container needs --device /dev/kfd --device /dev/dri",
     )
 
 
@@ -187,7 +187,8 @@ def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -
     if enforces_selinux or container in ("podman", "toolbox"):
         return error(
             f"{message}, although its mode and its group {group} allow it: SELinux may forbid it",
-            "sudo setsebool -P container_use_devices=true, or --security-opt label=disable",
+            "sudo setsebool -P container_use_devices=true, or start the container with "
+            "--security-opt label=disable",
         )
     return error(
         f"{message}, although its mode and its group {group} allow it",

@@ -321,7 +321,7 @@ def disk(tree: Tree) -> Result:
     gb = round(disk_usage(folder).free / 1e9, 1)
     if gb * 1e9 < DISK:
         return warning(
-            f"{gb} GB are free, and an installation needs up to {DISK // 10**9}",
+            f"{gb} GB are free, and an installation needs up to {DISK // 10**9} GB",
             "pixi clean cache, or: conda clean --all",
             free_gb=gb,
         )

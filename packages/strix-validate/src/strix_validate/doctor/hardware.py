@@ -260,7 +260,7 @@ def pixi(tree: Tree) -> Result:
     if detected == REQUIRED:
         return fine(**detected)
     if (tree.gpus and not tree.target_gpu) or tree.is_wsl:
-        # No override is suggested, because pixi would then install kernels for another GPU.
+        # No override is suggested: with one, pixi would install kernels for a GPU that is absent.
         raise CannotRun(f"there is no {TARGET} GPU")
     packages = [f"{name}={version}" for name, version in detected.items()]
     listed = ", ".join(packages) or "no AMD GPU"

@@ -9,7 +9,8 @@ The folders are in the order of Python's module ``site``:
 3. the user's folder
 4. the interpreter's folders
 
-A folder that a .pth file names comes after the folder with that file.
+A folder that a .pth file names comes after the folder with that file. Python reads no .pth file in
+a folder of PYTHONPATH.
 """
 
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 from strix_validate.doctor.tree import Tree
 from strix_validate.json_file import read_json_object, read_small_text
 
-#: The channel's conda packages, by the name of the Python distribution in each.
+#: Conda packages of this repository's channel, by the name of the Python distribution in each.
 CONDA_NAMES = {
     "torch": "pytorch",
     "triton": "triton",
@@ -118,7 +119,8 @@ def find_interpreter(tree: Tree) -> Interpreter | None:
     if running and running.find_distributions("torch"):
         return running
     for prefix in _list_prefixes(tree):
-        # uvx and pixi exec create an environment for the validator alone, which is not examined.
+        # uvx and pixi exec create an environment for the validator alone. It is examined only if
+        # there is no other one.
         if running and prefix == running.prefix:
             continue
         candidate = _read_interpreter(tree, prefix)

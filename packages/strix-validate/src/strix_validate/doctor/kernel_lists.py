@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """List the Triton kernels that packages installed into an environment.
 
-If a kernel is not in the user's cache, the channel's triton looks for it in
+If a kernel is not in the user's cache, this repository's build of Triton looks for it in
 share/triton-kernels/PACKAGE. There, each kernel has a folder that is named after its key, and
 kernels.json lists the kernels with the sha256 of their files.
 """

@@ -53,7 +53,7 @@ def suggest_torch(python: Interpreter, torch: Distribution) -> str:
         return f"use torch from our channel, which the workspace already names: {_MOVE}"
     if torch.installer == "uv-pixi":
         # pixi would replace a torch that another tool installed, so the fix changes pixi.toml.
-        return "in pixi.toml, get torch from AMD's index: docs/pypi.md has the four lines"
+        return "in pixi.toml, get torch from AMD's index: docs/pypi.md has the lines to add"
     install = "python -m pip install --force-reinstall"
     if python.kind == "system":
         # Linux distributions refuse pip outside of an environment (PEP 668).
@@ -94,7 +94,7 @@ def packages(tree: Tree) -> Result:
 
 
 def _find_installed(python: Interpreter) -> _Installed:
-    """Return the distributions of each name that is installed."""
+    """Return the installed distributions of each name in CONDA_NAMES."""
     installed = {}
     for name in CONDA_NAMES:
         distributions = python.find_distributions(name)

@@ -135,7 +135,8 @@ class Tree:
         open_device: Opens a device file; raises OSError if it cannot.
         read_device: Reads a device file's group, mode and driver.
         measure_copies: Measures the rate of copies with a HIP library, in bytes per second by kind
-            of source. If it is None, doctor.copies measures them, on the machine itself only.
+            of source mapping. If it is None, doctor.copies measures the rate, on the machine itself
+            only.
     """
 
     root: Path = Path("/")

@@ -30,9 +30,9 @@ _ACCEPTED = {
 
 
 def detect(tree: Tree) -> dict[str, str]:
-    """Return the machine's virtual packages of AMD GPUs, as version by name.
+    """Return the versions of the machine's virtual packages of AMD GPUs, by name.
 
-    The environment's overrides take precedence over the machine.
+    The environment variables in VARIABLES take precedence over the machine's GPUs.
     """
     packages = {}
     if tree.gpus:

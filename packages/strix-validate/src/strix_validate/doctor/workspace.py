@@ -14,8 +14,8 @@ _Channel = tuple[str, int]
 def read_channels(prefix: Path) -> list[str]:
     """Return the channels of a pixi environment, the one with the highest priority first.
 
-    The list is empty for an environment that is not pixi's, and for a manifest that cannot be
-    read.
+    The list is empty for an environment outside of a workspace's folder .pixi, and for a manifest
+    that cannot be read.
     """
     if prefix.parent.name != "envs" or prefix.parents[1].name != ".pixi":
         return []

@@ -12,7 +12,8 @@ from strix_validate.doctor.vllm_memory import GIB, read_memory_budget
 from strix_validate.models import model_memory, serving, table
 from strix_validate.models.table import NoModel, Row
 
-#: Exceptions that a config.json raises if its values have other types or sizes than expected.
+#: Exceptions that code raises if the values of a config.json have other types or sizes than
+#: expected.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError)
 
 

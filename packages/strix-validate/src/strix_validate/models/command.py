@@ -17,7 +17,7 @@ from strix_validate.models.answer import MALFORMED, ModelAnswer, answer, describ
 from strix_validate.models.table import NoModel
 from strix_validate.terminal import JsonOption, VllmOption
 
-#: Exceptions that a file raises if its values have other types or sizes than expected.
+#: Exceptions that code raises if a file's values have other types or sizes than expected.
 _MALFORMED = (*MALFORMED, RecursionError, OSError)
 _GGUF_NOTE = (
     "vLLM reads GGUF only with vllm-gguf-plugin, which is in the environment `formats` of the vllm "

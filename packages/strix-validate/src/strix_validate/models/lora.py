@@ -42,7 +42,7 @@ class Adapter:
     """An adapter.
 
     Attributes:
-        base: The model that it was trained on.
+        base: The model for which it was trained.
         rank: The largest rank of its matrices.
         refused: The adapter's features that vLLM does not read, or "".
     """

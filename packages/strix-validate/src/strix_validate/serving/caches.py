@@ -33,7 +33,8 @@ _SHARED = 2144
 _BEYOND_BLOCK = 64
 #: Maximum number of tokens of the question that follows a shared beginning.
 _TAIL = 24
-#: Number of tokens that each request generates.
+#: Number of tokens that a request of judge_prefix or judge_long_pairs generates, except in the
+#: first turn of a conversation.
 _GENERATED = 24
 #: Number of tokens of an answer that becomes a part of the next turn's prompt.
 _TURN = 96
@@ -70,7 +71,7 @@ _DRAFT_LENGTHS = (96, 40, 160, 24, 64, 128, 32, 80)
 
 
 class Pages:
-    """Tokens of the known text, repeated, for prompts of exact lengths.
+    """Tokens of the text of judges.read_known_text, repeated, for prompts of exact lengths.
 
     Attributes:
         begin: Tokens that the server puts before each prompt.

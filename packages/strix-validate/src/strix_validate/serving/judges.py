@@ -30,7 +30,7 @@ _ROUNDS = 4
 #: Nats by which a log probability may differ between prefill and decoding, and between a request
 #: alone and in a batch, because 16-bit sums are computed in another order.
 _BOUND = 0.3
-#: One of _RARE tokens may exceed the bound, but none may exceed _FAR times the bound.
+#: One token in every _RARE may exceed the bound, but none may exceed _FAR times the bound.
 _RARE = 50
 _FAR = 5
 #: Number of tokens of a long answer.
@@ -42,7 +42,7 @@ RECALL_MARGIN = 256
 #: Maximum bits per byte of the known text, and maximum nats per token. Trained models need 0.3 to
 #: 1.3 bits per byte and less than 4 nats per token. A model that guesses among 32,000 tokens of 4.3
 #: bytes needs log2(32,000) / 4.3 = 3.5 bits per byte and 10 nats per token. If its tokens are
-#: bytes, it needs 8 bits and 5.5 nats.
+#: bytes, it needs 8 bits per byte and 5.5 nats per token.
 _BITS = 2.0
 _NATS = 4.5
 #: Number of tokens of a window of the known text.
@@ -78,7 +78,7 @@ _LISTED = 5
 _NEAR = 5.0
 #: How many numbers are hidden in a long prompt.
 _HIDDEN = 5
-#: A long prompt gets at most this many letters for each of its tokens.
+#: Maximum number of letters of a long prompt, for each token that the prompt should have.
 _LETTERS_PER_TOKEN = 8
 
 
@@ -184,7 +184,7 @@ def _summarise(values: Sequence[float], bound: float) -> dict[str, float]:
 
 
 def _require_near(values: Sequence[float], message: str, bound: float) -> None:
-    """Allow one of _RARE values to exceed the bound, but none to exceed _FAR times the bound."""
+    """Allow one value in every _RARE to exceed the bound, but none to exceed _FAR times it."""
     num_outside = sum(value > bound for value in values)
     worst = max(values, default=0.0)
     require(

@@ -125,7 +125,7 @@ def _make_scaled(
     temperature: float,
     top_k: int,
 ) -> _Setting:
-    """Return the setting of a temperature with top_k.
+    """Return the setting with a temperature and top_k.
 
     Args:
         probabilities: Probabilities of the likeliest next tokens.
@@ -170,7 +170,7 @@ def _find_cut(probabilities: Sequence[float]) -> int:
 
 
 def _choose_prompt(server: Endpoint) -> tuple[list[int], dict[int, float]]:
-    """Return the prompt whose next token is least certain, and the likely tokens' probabilities."""
+    """Return the prompt of _PROMPTS with the least certain next token, and its probabilities."""
     highest_entropy = 0.0
     best_prompt: list[int] = []
     best_probabilities: dict[int, float] = {}
@@ -193,7 +193,7 @@ def _choose_prompt(server: Endpoint) -> tuple[list[int], dict[int, float]]:
 
 
 def _list_next(server: Endpoint, prompt: list[int]) -> dict[int, float]:
-    """Return the probabilities of the likeliest next tokens."""
+    """Return the probabilities of the likeliest tokens after a prompt."""
     for number in (_LISTED_BY_VLLM, _LISTED_BY_OPENAI):
         try:
             tokens = server.generate(prompt, 1).tokens

@@ -19,7 +19,7 @@ from strix_validate.serving.web import is_local
 
 #: Numbers of concurrent requests that are measured.
 LOADS = (1, 4, 16)
-#: Requests of `vllm bench serve`, and how many of them are concurrent.
+#: Number of requests of `vllm bench serve`, and how many of them are concurrent.
 _REQUESTS = 32
 _CONCURRENCY = 16
 #: Numbers of tokens of the prompt and of the answer in each request of `vllm bench serve`.

@@ -45,7 +45,7 @@ _TOOLS: list[dict] = [
 ASK_TOOL = [{"role": "user", "content": "When is high water in Bergen on day 2? Use the tool."}]
 #: A tool_choice that names the tool.
 _NAMED = {"type": "function", "function": {"name": TOOL}}
-#: A call that a model wrote and that no parser separated from the text.
+#: A pattern of a call that a model wrote and that no parser separated from the text.
 _CALL_AS_TEXT = re.compile(
     rf"(?:[\"'=<.>\uff5c\]]\s*{TOOL}|{TOOL}\s*(?:[\"'({{\[<\uff5c>]|json|```))"
     r".*harbour[\"']?\s*[:=>]",

@@ -21,7 +21,7 @@ SHARE = 0.05
 PROMPT = [1, 5, 7, 11, 13, 17, 19, 23] * 8
 #: Tokens to generate.
 TOKENS = 24
-#: Requests of a batch, all with the same prompt.
+#: Number of requests of a batch, all with the prompt PROMPT.
 _REPEATS = 3
 #: Prompts for concurrent requests. They have several lengths, and none is the beginning of another.
 OTHERS = [[29 + 31 * i, *PROMPT[i : 9 + 4 * i], 3 + i] for i in range(11)]
@@ -35,7 +35,7 @@ _VOCABULARY = 512
 
 
 def make(folder: str) -> dict:
-    """Write the model in fp16, and return the log probability of every possible next token.
+    """Write the model in fp16, and return the log probability of every token after PROMPT.
 
     transformers computes the log probabilities in float32 on the CPU. The model has head dim 128
     and grouped heads, like real Llamas.
@@ -84,7 +84,7 @@ def _make_tokenizer(folder: Path) -> None:
 
 
 def _score(folder: str, tokens: list[int]) -> dict:
-    """Score tokens after the prompt with transformers in float32 on the CPU.
+    """Score tokens that follow PROMPT with transformers in float32 on the CPU.
 
     Returns:
         "logprobs": log probability of each token after the tokens before it.

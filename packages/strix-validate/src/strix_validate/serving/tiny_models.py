@@ -280,7 +280,7 @@ MODELS = {
 
 
 def make(name: str, folder: Path, prompt: list[int]) -> dict:
-    """Write the model; return the log probability of every possible next token, in float32.
+    """Write the model; return the log probability, in float32, of every token after the prompt.
 
     Args:
         name: Key of MODELS.

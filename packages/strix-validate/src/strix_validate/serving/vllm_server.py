@@ -61,7 +61,7 @@ class _Outcome:
 
 
 def _computed_once(compute: Callable) -> property:
-    """Return a property that is computed on first use.
+    """Return a property that is computed when it is first read.
 
     A failure is stored as well, because it may have taken minutes.
     """
@@ -83,7 +83,9 @@ def _computed_once(compute: Callable) -> property:
 
 @dataclass
 class ServerSession:
-    """The model, its offline output, and the server. Each is created when it is first used.
+    """The model, vLLM's offline output (without a server), and the server.
+
+    Each of these is created when it is first used.
 
     Attributes:
         device: "cuda", or another name if the run uses no GPU.
@@ -150,7 +152,8 @@ class ServerSession:
         """Write a model of tiny_models and let vLLM generate offline.
 
         Returns:
-            The model's reference, and the output that vLLM generates.
+            The log probability of each token after PROMPT, as transformers computes it, and the
+            output that vLLM generates.
         """
         self.need_vllm()
         folder = self.folder / name
@@ -158,7 +161,7 @@ class ServerSession:
         return reference, in_child("generate", folder, name)
 
     def score(self, tokens: list[int]) -> dict:
-        """Score tokens after the prompt with transformers in float32; see tiny_llama._score."""
+        """Score tokens that follow PROMPT with transformers in float32; see tiny_llama._score."""
         return in_child("score", self.folder / "model", json.dumps(tokens))
 
     @_computed_once
@@ -168,7 +171,7 @@ class ServerSession:
 
     @_computed_once
     def server(self) -> "VllmServer":
-        """A server of the model, which is started on first use."""
+        """A server of the model, which is started when this property is first read."""
         if self.model:
             folder = Path(self.model)
             memory = read_memory_budget(Tree())

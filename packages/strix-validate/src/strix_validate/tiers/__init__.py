@@ -34,8 +34,8 @@ __all__ = [
     "run_each",
     "serve",
 ]
-#: Names of the tiers in the order in which `run` runs them. Their modules are imported on use,
-#: because most of them need torch.
+#: Names of the tiers in the order in which `run` runs them. A tier's module is imported only when
+#: the tier is loaded, because most of these modules need torch.
 TIERS = ("doctor", "backend", "libraries", "attention", "kernels", "emulated", "bench", "serve")
 #: Tiers of `run --quick`.
 QUICK = ("doctor", "backend", "libraries", "attention", "bench", "serve")

@@ -239,7 +239,7 @@ def graphs(session: ServerSession) -> dict:
 
 
 def attention_backend(session: ServerSession) -> dict:
-    """The server's log names the attention backend that it chose, and this is not ROCM_ATTN.
+    """The server's log names its attention backend, and this is not ROCM_ATTN.
 
     ROCM_ATTN, upstream's default for AMD GPUs, decodes 7 times slower than TRITON_ATTN on gfx1151:
     https://github.com/ROCm/vllm/issues/994
@@ -259,7 +259,7 @@ def completion(session: ServerSession) -> dict:
     """
     tokens = session.answer.tokens
     expected = session.offline["tokens"][0]
-    require(tokens == expected, f"the tokens are {tokens[:8]}..., offline {expected[:8]}...")
+    require(tokens == expected, f"the tokens are {tokens[:8]}..., but offline {expected[:8]}...")
     return {"tokens": len(tokens)}
 
 
@@ -374,7 +374,7 @@ def chat(session: ServerSession) -> dict:
     tokens = answer["choices"][0]["token_ids"]
     require(
         tokens == expected.tokens,
-        f"the tokens are {tokens[:8]}..., without a chat {expected.tokens[:8]}...",
+        f"the tokens are {tokens[:8]}..., but without a chat {expected.tokens[:8]}...",
     )
     return {"tokens": len(tokens)}
 
