@@ -209,7 +209,7 @@ def index_by_name(*bodies: Callable) -> dict[str, Callable]:
 
 
 def make_checks(group: str, bodies: Mapping[str, Callable]) -> dict[Check, Callable]:
-    """Return the functions by check; a check has the id GROUP/NAME.
+    """Return the functions by check. The check of each function has the id GROUP/NAME.
 
     The title of a check is the first sentence of its function's docstring.
 

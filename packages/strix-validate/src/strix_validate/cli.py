@@ -335,7 +335,7 @@ app.command()(tune_command.tune)
 def _exit_if_missing(purpose: str) -> Iterator[Console]:
     """End a command with status 3 if it cannot run here, for example because a library is missing.
 
-    If a call of a kernel fails, or the child process that makes the calls, the status is 1.
+    If a call of a kernel or the child process that makes the calls fails, the status is 1.
 
     Args:
         purpose: A verb for what the command does, such as "compile"; it is part of the message.

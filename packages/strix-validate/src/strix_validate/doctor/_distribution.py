@@ -179,7 +179,10 @@ def _suggest_ubuntu_kernel(tree: Tree) -> str:
 
 
 def _has_newest_kernel(tree: Tree) -> bool:
-    """Return whether the kernel is Linux 7.0 or newer: ordinary updates keep such a kernel new."""
+    """Return whether the kernel is Linux 7.0 or newer.
+
+    Ordinary updates keep such a kernel up to date.
+    """
     release = _read_release(tree)
     return release is not None and release.version >= (7, 0, 0)
 
