@@ -445,7 +445,7 @@ def list_checks(
         typer.Option("--kernels", help="List the kernels that packages installed, not the checks."),
     ] = False,
 ) -> None:
-    """List every check with the bug that it would catch."""
+    """List the checks, each with the bug that it would catch."""
     if kernels:
         if only:
             raise typer.BadParameter("--only names checks, and --kernels lists none")

@@ -12,7 +12,7 @@ from strix_validate.doctor.tree import Tree
 _UBUNTU = {"jammy": "22.04", "noble": "24.04", "resolute": "26.04"}
 #: Commands that update packages, by family of distributions.
 _UPGRADE = {
-    # These systems boot an image that dnf cannot change. rpm-ostree replaces the image.
+    # Systems with ostree boot an image that dnf cannot change. rpm-ostree replaces the image.
     "ostree": "sudo rpm-ostree upgrade",
     "fedora": "sudo dnf upgrade --refresh {fedora}",
     "arch": "sudo pacman -Syu",

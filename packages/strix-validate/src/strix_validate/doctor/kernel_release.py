@@ -52,7 +52,7 @@ class Release:
 
     @property
     def has_upstream_version(self) -> bool:
-        """Whether the version names the stable upstream release in the kernel."""
+        """Whether the version names the stable upstream release that the kernel contains."""
         if self.origin == "debian":
             # 6.1.0-13-amd64 is Debian 12's numbering; later releases name upstream's version.
             return not re.match(r"\d+\.\d+\.0-\d+-amd64", self.text)

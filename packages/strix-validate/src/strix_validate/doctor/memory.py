@@ -128,7 +128,7 @@ def _read_gtt_limit(tree: Tree, pages: int | None) -> int | None:
 
 
 def _judge_gtt_limit(tree: Tree, limit: int, memory: int, pages: int | None) -> Result:
-    """Judge the limit of GTT by the size of the memory."""
+    """Judge the limit of GTT by the size of the machine's memory."""
     has_two_modules = len(parameters.list_ttm_modules(tree)) > 1
     source = _TWO_MODULES if has_two_modules else ""
     sizes = f"{limit / GIB:.0f} of {memory / GIB:.0f} GiB"

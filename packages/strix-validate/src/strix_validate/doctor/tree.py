@@ -33,8 +33,8 @@ _FIRMWARE_PACKAGES = (
     "pve-firmware",
     "linux-firmware",
 )
-#: rpm's packages that may have this firmware: Fedora's, openSUSE's, and the package with all
-#: firmware in other distributions.
+#: rpm's packages that may have the firmware of AMD's GPUs: Fedora's, openSUSE's, and the package
+#: with all firmware in other distributions.
 _FIRMWARE_RPMS = (
     "amd-gpu-firmware",
     "kernel-firmware-amdgpu",

@@ -56,8 +56,8 @@ def ask(configs: Sequence[dict], source: Path) -> list[dict]:
         source: vLLM's source folder.
 
     Returns:
-        An answer for each file: "chosen", lists of names by part, and "parameters", bytes; or
-        "error", the exception by which vLLM refuses the model.
+        An answer for each file: "chosen", lists of names by part of the model, and "parameters",
+        the bytes of the parameters; or "error", the exception by which vLLM refuses the model.
 
     Raises:
         CannotRun: vLLM's requirements are not installed, or its code fails on this machine.

@@ -49,7 +49,7 @@ _BYTES = {
 _FEWEST_BYTES = 0.25
 #: Formats in which only experts are quantized, and the other matrices stay in 16 bits.
 _EXPERTS_ALONE = ("mxfp4",)
-#: Mixers whose weights are counted, besides "compressed N".
+#: Mixers (see layers.parts.Layer) whose weights are counted, besides "compressed N".
 _COUNTED = {
     *ATTENTION,
     "linear_attention",
@@ -272,7 +272,7 @@ def _compressed(text: Mapping, hidden: int, kind: str) -> int:
     total = text["q_lora_rank"] * (hidden + inner) + hidden * head_dim
     total += text["o_lora_rank"] * (inner + text["o_groups"] * hidden)
     if kind == "compressed 4":
-        # projections to the keys of overlapping windows: attention's keys and the indexer's
+        # projections to the keys of overlapping windows, both attention's and the indexer's keys
         sizes = head_dim + text["index_head_dim"]
         return total + 4 * hidden * sizes + _indexer(text, hidden)
     if kind != "sliding_attention":
@@ -471,8 +471,8 @@ def uncounted(config: Mapping) -> list[str]:
         for name, part in find_encoders(config).items():
             if name == "audio_config" or not _is_vision_counted(part):
                 names.append(_ENCODERS[name])
-    # keys of transformers' class are not named: the count was compared with that class, or is
-    # marked as an estimate
+    # keys that transformers' class has too are not named: the count was compared with that class,
+    # or is marked as an estimate
     counted_keys = {*read_table()["known"], *defaults.list_keys(str(text.get("model_type")))}
     for key, value in _file_text(config).items():
         is_size = type(value) is int and value > 0 and _SIZE.search(key)

@@ -34,7 +34,7 @@ _LARGEST_RELATIVE_BOUNDS = {
 #: The largest accepted size of terms; no check sums larger terms.
 _LARGEST_SIZE = 2**20
 #: The largest accepted bound of a comparison without a dtype. Comparisons of probabilities have no
-#: dtype, nor do those in records of earlier versions.
+#: dtype, nor does any comparison in a record of an earlier version of strix-validate.
 _LARGEST_BOUND = 64
 #: The numeric keys of a comparison; their values must be finite and not negative.
 _NUMBERS = ("error", "bound", "local", "rms", "rms_bound", "drift", "size")

@@ -54,7 +54,7 @@ _STEP = 8192
 _LOGIT_BYTES = 6
 #: Bytes of logits that are assumed to fit into the memory of every server.
 _LOGITS_ROOM = 4 << 30
-#: Maximum tokens of a prompt whose log probabilities fit into an answer.
+#: Maximum number of prompt tokens whose log probabilities fit into a server's response.
 _SCORED_TOKENS = 1 << 16
 #: Number of tokens of the passage that a prompt repeats at its end, for the model to complete.
 _PASSAGE = 96

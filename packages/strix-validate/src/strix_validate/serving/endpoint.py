@@ -48,7 +48,7 @@ class Refused(CheckFailed):
 
 
 class Silent(CheckFailed):
-    """A server sent nothing for longer than the limit."""
+    """A server sent nothing for longer than the time limit of the request."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ _FAR = 5
 LONG = 640
 #: Lengths, in tokens, of the prompts in which numbers are hidden.
 RECALLED = (8192, 32768)
-#: Tokens that the server's context must have beyond such a prompt, for the questions and answers.
+#: Tokens that the server's context must have beyond a prompt with hidden numbers, for the question
+#: and the answer.
 RECALL_MARGIN = 256
 #: Maximum bits per byte of the known text, and maximum nats per token. Trained models need 0.3 to
 #: 1.3 bits per byte and less than 4 nats per token. A model that guesses among 32,000 tokens of 4.3
@@ -131,7 +132,7 @@ class _Differences:
     """How an answer differs from the result of prefill, in nats for each token.
 
     Attributes:
-        gaps: By how much each token is less likely than the likeliest.
+        gaps: By how much each token is less likely than the likeliest one, according to prefill.
         errors: By how much the log probability of decoding differs from that of prefill.
     """
 

@@ -17,7 +17,7 @@ from strix_validate.serving.endpoint import Endpoint, Generation, Refused
 _DRAWS = 256
 _DRAWS_PER_REQUEST = 64
 #: Limit of a sample's deviation, in standard deviations. One correct sample in 100,000 exceeds the
-#: limit, so a second sample then decides.
+#: limit, so a second sample decides if the first one exceeds it.
 _DEVIATIONS = 4.3
 #: Prompts after which several next tokens are likely.
 _PROMPTS = (
@@ -327,7 +327,7 @@ def _pair_with_means(
 def _chi_squared_limit(freedom: int) -> float:
     """Return the value of chi squared that corresponds to _DEVIATIONS standard deviations.
 
-    This is Wilson and Hilferty's approximation of its distribution.
+    The distribution of chi squared is approximated by Wilson and Hilferty's formula.
 
     Args:
         freedom: Degrees of freedom.

@@ -20,7 +20,8 @@ from strix_validate.serving.messages import Reply, chat
 
 #: A tool whose name no text has by chance.
 TOOL = "look_up_tide_table"
-#: The permitted values of each argument. The lists are short, so that the model's answer ends.
+#: The permitted values of each argument of the tool. The lists are short, so that the model's
+#: answer ends.
 _ARGUMENTS: dict[str, list] = {"harbour": ["Bergen", "Oslo", "Lisbon"], "day": [1, 2, 3]}
 _PARAMETERS: dict = {
     "type": "object",

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 #: The share of the GPU's memory that must be free for vLLM to start, even if the size of the KV
-#: cache is given (request_memory in vllm/v1/worker/utils.py). The default of 0.92 leaves little
-#: memory to other programs.
+#: cache is given (request_memory in vllm/v1/worker/utils.py). vLLM's default of 0.92 leaves
+#: little memory to other programs.
 SHARE = 0.05
 #: Token ids.
 PROMPT = [1, 5, 7, 11, 13, 17, 19, 23] * 8
@@ -57,7 +57,7 @@ def make(folder: str) -> dict:
         pad_token_id=0,
         tie_word_embeddings=False,
         # this range is larger than the default, with which logits are so similar that any token
-        # passes
+        # passes the checks
         initializer_range=0.08,
     )
     LlamaForCausalLM(config).half().save_pretrained(folder)
@@ -108,7 +108,7 @@ def _generate(folder: str, dtype: str = "float16") -> dict:
         "tokens": the tokens of each repeat.
         "logprob": log probability of the first token.
     """
-    # vLLM reads this variable at import; it makes the engine run in this process, and end with it
+    # vLLM reads this variable at import. With 0, the engine runs in this process, and ends with it.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 

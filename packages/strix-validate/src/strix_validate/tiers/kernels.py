@@ -125,7 +125,7 @@ def inspect(kernel: triton_modes.CompiledKernel) -> dict:
 
 
 def find_faults(fact: dict) -> list[str]:
-    """Return the faults of a kernel for gfx1151. Spills only cost time, so they are no fault."""
+    """Return the faults of a kernel for gfx1151. Spilled registers only cost time: no fault."""
     target = TARGETS[TARGET]
     faults = []
     if fact["machine"] != EM_AMDGPU:

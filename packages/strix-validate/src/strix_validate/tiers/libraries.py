@@ -32,7 +32,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False on a CPU for MIOpen's find modes, which change nothing there."""
+    """Return False for a check of a find mode of MIOpen on a CPU, where it changes nothing."""
     if options.device == "cuda" or check not in convolution.checks():
         return True
     environment = convolution.MODES[convolution.get_mode(check)]

@@ -100,7 +100,7 @@ def _host_copy(options: RunOptions) -> dict:
 CHECKS: dict[Check, Body] = {
     Check(
         "bench/copy",
-        "bytes per second that a copy of 512 MiB reads and writes",
+        "bytes per second that a copy of 512 MiB within the GPU's memory reads and writes",
         "memory that runs in one channel or at a lower clock, which slows decoding down",
     ): _copy,
     Check(

@@ -51,7 +51,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return whether a check is for this kind of server, the user's or a tiny model's.
+    """Return whether a check is for the options' kind of server: the user's or a tiny model's.
 
     The check url-questions also needs the option --questions.
     """
