@@ -72,7 +72,7 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     for component in components:
         # a component's name is that of a folder beside the index, and must not lead elsewhere
         if not re.fullmatch(r"\w[\w.-]*", component):
-            raise NoModel(f"{folder / INDEX} has {component!a:.100}, which is no component's name")
+            raise NoModel(f"{folder / INDEX} has a component {component!a:.100}, not a valid name")
     weights = {component: _count_bytes(folder / component) for component in components}
     return Pipeline(name, weights)
 
