@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The channels of a pixi environment, in pixi's order of priority."""
 
+import json
+from pathlib import Path
+
 import pytest
 from strix_validate.doctor import workspace
 
@@ -56,4 +59,27 @@ def test_channels_of_a_pyproject(tmp_path):
         '[tool.pixi.environments]\nmine = ["amd"]\n'
     )
     assert workspace.read_channels(tmp_path / ".pixi/envs/mine") == [OURS, "conda-forge"]
-    assert workspace.read_channels(tmp_path / "venv") == []
+    for prefix in (tmp_path / "venv", Path("/venv"), Path("/")):
+        assert workspace.read_channels(prefix) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"environment_name": "mine"}, [OURS, "conda-forge"]),
+        ({"environment_name": "default"}, ["conda-forge"]),
+        ({"environment_name": "mine", "manifest_path": "/nonexistent/pixi.toml"}, []),
+        ({"manifest_path": 1}, []),
+    ],
+)
+def test_channels_of_a_detached_environment(record, expected, tmp_path):
+    manifest = tmp_path / "work/pixi.toml"
+    manifest.parent.mkdir()
+    manifest.write_text(
+        f'[workspace]\nchannels = ["conda-forge"]\n{FEATURE}[environments]\nmine = ["amd"]\n'
+    )
+    prefix = tmp_path / "cache/work-1234/envs/other"
+    (prefix / "conda-meta").mkdir(parents=True)
+    record = {"manifest_path": str(manifest)} | record
+    (prefix / "conda-meta/pixi").write_text(json.dumps(record))
+    assert workspace.read_channels(prefix) == expected

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from strix_validate.json_file import read_small_text
+from strix_validate.json_file import read_json_object, read_small_text
 
 #: A channel's name and its priority.
 _Channel = tuple[str, int]
@@ -14,23 +14,38 @@ _Channel = tuple[str, int]
 def read_channels(prefix: Path) -> list[str]:
     """Return the channels of a pixi environment, the one with the highest priority first.
 
-    The list is empty for an environment outside of a workspace's folder .pixi, and for a manifest
-    that cannot be read.
+    The list is empty for an environment that pixi did not make, and for a manifest that cannot be
+    read.
     """
-    if prefix.parent.name != "envs" or prefix.parents[1].name != ".pixi":
+    folder, environment = _find_workspace(prefix)
+    if folder is None:
         return []
-    folder = prefix.parents[2]
     manifest = _read_toml(folder / "pixi.toml")
     if not _get_workspace(manifest):
         tools = _get_table(_read_toml(folder / "pyproject.toml"), "tool")
         manifest = _get_table(tools, "pixi")
     workspace_channels = _list_channels(_get_workspace(manifest))
     channels: list[_Channel] = []
-    for feature in _list_features(manifest, prefix.name):
+    for feature in _list_features(manifest, environment):
         channels += _list_channels(feature) or workspace_channels
     channels += workspace_channels
     channels.sort(key=lambda channel: -channel[1])
     return list(dict.fromkeys(name for name, _ in channels))
+
+
+def _find_workspace(prefix: Path) -> tuple[Path | None, str]:
+    """Return the folder of an environment's workspace, or None, and the environment's name."""
+    if prefix.parent.name == "envs" and prefix.parents[1].name == ".pixi":
+        return prefix.parents[2], prefix.name
+    # If the environment is detached, its folder is outside of the workspace. pixi wrote into it to
+    # which workspace it belongs.
+    try:
+        record = read_json_object(prefix / "conda-meta" / "pixi")
+    except ValueError:
+        return None, ""
+    manifest = Path(str(record.get("manifest_path")))
+    folder = manifest.parent if manifest.is_absolute() else None
+    return folder, str(record.get("environment_name"))
 
 
 def _list_features(manifest: dict[str, Any], environment: str) -> list[dict[str, Any]]:
