@@ -22,13 +22,13 @@ fi
 text="Untested: no package of this channel has run on a gfx1151 GPU. They were built and tested without one, for AMD
 Strix Halo. The channel's address for pixi: https://github.com/$GH_REPO/releases/download/$name"
 
-# files PART: print the names of a release's files, except for files whose upload was interrupted
+# files PART: print the names of the files in the release NAME/PART, except for files whose upload was interrupted
 files() {
     gh release view "$name/$1" --json assets --jq '.assets[] | select(.state == "uploaded").name'
 }
 
-# download PART DIR [FILE]: download a release's files, or only FILE. The files are named explicitly, because gh
-# fails at a file whose upload was interrupted.
+# download PART DIR [FILE]: download the files of the release NAME/PART, or only FILE. The files are named explicitly,
+# because gh fails at a file whose upload was interrupted.
 download() {
     local names file patterns=()
     names=$(files "$1")
@@ -57,10 +57,10 @@ fetch() {
         cut -d'"' -f4 | while read -r part; do rm -f "$folder/$part"; done
 }
 
-# send_missing PART FILE...: upload the files that the release lacks: packages, or withdrawn.json. The notes on these
-# packages are uploaded first. Files that the release has are not uploaded again, because published files never change.
-# A note replaces an older note of the same name. The older note is from a run that was interrupted before it uploaded
-# the package, so it describes a file that was never published.
+# send_missing PART FILE...: upload each FILE, a package or withdrawn.json, that the release NAME/PART lacks. The notes
+# on the missing packages are uploaded first, to the release NAME/forge. Files that the release has are not uploaded
+# again, because published files never change. A note replaces an older note of the same name. The older note is from
+# a run that was interrupted before it uploaded the package, so it describes a file that was never published.
 send_missing() {
     local part=$1 present file note missing=() missing_notes=()
     shift

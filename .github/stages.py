@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Choose a job of channel.yml for each recipe that has to be built.
 
-Standard input is the output of `./forge plan --json`. The output has a line JOB=RECIPES for each
-job that has recipes; other jobs are skipped. The jobs are `aotriton`, `pytorch`, `sdk` (all other
-recipes that need neither AOTriton nor PyTorch), and `layer1`, `layer2` and so on. The recipes of a
-layer need only recipes of these three jobs and of earlier layers. The value of a layer is a JSON
-list, because its job is a matrix.
+Standard input is the output of `./forge plan --json`. This program prints a line JOB=RECIPES for
+each job that has recipes; other jobs are skipped. The jobs are `aotriton`, `pytorch`, `sdk` (all
+other recipes that need neither AOTriton nor PyTorch), and `layer1`, `layer2` and so on. The recipes
+of a layer need only recipes of `aotriton`, `pytorch`, `sdk` and of earlier layers. The RECIPES of a
+layer are a JSON list, because its job is a matrix; those of other jobs are separated by spaces.
 """
 
 import json
@@ -21,7 +21,7 @@ LAYERS = len(set(re.findall(r"needs\.plan\.outputs\.layer(\d+)", WORKFLOW.read_t
 
 
 def sort_recipes(rows: list[dict]) -> dict[str, str]:
-    """Return the recipes of each job as text, from the rows of a plan in build order."""
+    """Return the recipes of each job as text. The rows are those of a plan, in build order."""
     layers: dict[str, int] = {}
     jobs: dict[str, list[str]] = {}
     for row in rows:

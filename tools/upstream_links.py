@@ -4,10 +4,10 @@
     python tools/upstream_links.py [FOLDER_OF_PATCHES]
 
 There is a line for each link in the `Upstream-Status` of a patch. If a pull request was merged, the
-line also has the release. Exit 1 if an issue or pull request was merged or closed, and its patch,
-with the status Pending or Submitted, does not mention that; otherwise exit 3 if GitHub did not
-answer a request. GH_TOKEN or GITHUB_TOKEN raises GitHub's limit of 60 requests an hour.
-GITHUB_API_URL is the address of GitHub's API, as in a workflow.
+line also names the first release that has it. Exit 1 if an issue or pull request was merged or
+closed, and its patch, with the status Pending or Submitted, does not mention that; otherwise exit 3
+if GitHub did not answer a request. GH_TOKEN or GITHUB_TOKEN raises GitHub's limit of 60 requests an
+hour. GITHUB_API_URL is the address of GitHub's API, as in a workflow.
 """
 
 import json

@@ -181,7 +181,7 @@ def start_worker(source: str) -> None:
 
 
 def share_mlir() -> None:
-    """Patch Triton so that a kernel reuses the previous MLIR if only waves_per_eu differs.
+    """Patch Triton so that a kernel reuses the previous kernel's MLIR if only waves_per_eu differs.
 
     With this patch, 19,187 kernels need only 7,803 MLIR modules. A module does not depend on
     waves_per_eu, because this option becomes an attribute of the LLVM function only when the module

@@ -81,7 +81,7 @@ def fault(kernel: Kernel) -> str:
 
 
 def list_missing(counts: Counter) -> list[str]:
-    """Return a line for each backward kernel that a dtype lacks, if it has a forward kernel."""
+    """For each dtype of forward kernels, return a line for each missing family of backward ones."""
     lines = []
     for dtype in sorted(dtype for family, dtype in counts if family == FORWARD):
         for family in BACKWARD:

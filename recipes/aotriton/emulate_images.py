@@ -5,8 +5,8 @@
 
 FOLDER is aotriton.images. The test executes the forward and the backward kernels for fp16 and head
 dimension 64, with and without a causal mask, but without padding, dropout and bias. It executes
-one kernel from each of these images, and compares the results with float64. Without a disassembler,
-it executes nothing, and prints the reason.
+the first kernel of each image for these options, and compares the results with float64. Without a
+disassembler, it executes nothing, and prints the reason.
 """
 
 import sys

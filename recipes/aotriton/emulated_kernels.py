@@ -14,7 +14,8 @@ from strix_emulate import Buffer, EmulatorError, Kernel, Launch, launch
 
 # flash.h: WindowValue::TopLeftAligned
 TOP_LEFT = -2147483647
-# Rows per workgroup in the smallest tuned block. With larger blocks, some workgroups do nothing.
+# Rows per workgroup with the smallest tuned block. The number of workgroups is computed from it, so
+# with larger blocks, some workgroups do nothing.
 SMALLEST_BLOCK = 16
 _SHAPE = "Num_head_q:i Num_head_k:i {seqlens}cu_q:p cu_k:p {between}Max_q:i Max_k:i ss_q:p ss_k:p"
 _FORWARD_SHAPE = _SHAPE.format(seqlens="Num_seqlens:i ", between="")

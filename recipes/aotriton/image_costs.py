@@ -48,7 +48,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
     """
     names = [kernel.name for kernel in kernels(image.read_bytes())]
     loaded = load(image)
-    require(len(names) == len(loaded), f"{image.name}: {len(loaded)} of {len(names)} kernels")
+    require(len(names) == len(loaded), f"{image.name}: read {len(loaded)} of {len(names)} kernels")
     measured = []
     for name, kernel in zip(names, loaded, strict=True):
         instructions = decode_kernel(kernel) if disassemble else []
@@ -60,7 +60,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
         head_dim = problem.split("_")[1]
         measured.append(
             kernel_costs.Kernel(
-                # docs/kernels.md has a row for each name.
+                # docs/kernels.md has a row for each of these names of kernels.
                 name=f"{family} D{head_dim}",
                 problem=problem,
                 configuration=tile.partition("--Arch_")[0].replace("__CO__", " "),
@@ -90,7 +90,7 @@ def _without_wmma(kernel: kernel_costs.Kernel) -> kernel_costs.Kernel:
 
 
 def write(file: Path, folder: Path) -> None:
-    """Write the list of all images. Raise DisassemblerError without a disassembler."""
+    """Write the list of all kernels. Raise DisassemblerError without a disassembler."""
     measured = []
     for image in sorted(folder.rglob("*.aks2")):
         measured += measure(image, disassemble=True)

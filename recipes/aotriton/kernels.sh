@@ -1,9 +1,9 @@
 # Set the options for the set of kernels that the variant key aotriton_kernels names. The set `upstream` has AMD's own
 # images, which cover the same cases as the set `full`. The builds of the images and of the library both use these
 # options. Otherwise the images could lack a kernel that the library launches, or have a kernel that it never launches.
-# A head dimension between two listed head dimensions uses the next larger kernel, with padding. Head dimensions above
-# the largest listed one are refused. The sets `core` and `sample` also refuse fp32. The set `sample` has no padded
-# kernels, so a call that needs a padded kernel fails at the launch.
+# A head dimension between two for which there are kernels uses the kernel for the larger one, with padding. A head
+# dimension above the largest one for which there are kernels is refused. The sets `core` and `sample` also refuse fp32.
+# The set `sample` has no padded kernels, so a call that needs a padded kernel fails at the launch.
 export AOTRITON_IMAGES=
 case $AOTRITON_KERNELS in
     core)

@@ -151,7 +151,7 @@ def check_blocks(values: torch.Tensor, size: int, kind: str) -> None:
         packed, state = F.quantize_4bit(values, blocksize=size, quant_type=kind)
         codes = unpack(packed, len(values))
         dequantised = F.dequantize_4bit(packed, state)
-    # On the CPU, the code is looked up in a table of 65,536 entries, which is less exact.
+    # The CPU finds the code in a table of 65,536 entries, so its choice is less exact than a GPU's.
     tolerance = 4e-5 if values.device.type == "cpu" else 1e-6
     require_nearest(values, codes, state.absmax, table, size, tolerance, case)
     expected = multiply_scale(table[codes], state.absmax, size)
@@ -162,7 +162,7 @@ def check_blocks(values: torch.Tensor, size: int, kind: str) -> None:
 
 
 def check_rows(device: str, draw) -> int:
-    """Check dequantised weights. Some rows end inside a block. The CPU may use AVX-512."""
+    """Check weights that the CPU dequantises, maybe with AVX-512. Some rows end inside a block."""
     num_rows = 37
     cases = 0
     for dtype, kind, columns in itertools.product(DTYPES, TABLES, (32, 64, 96)):
@@ -451,7 +451,8 @@ def check_step(optimiser, parameter: torch.nn.Parameter, step: int, case: str) -
             codes, scale, table = parts[number]
             require_nearest(expected_state, codes, scale, table, 256, 1e-5, case, keeps_sign=True)
         else:
-            # The kernel adds decay to the gradient in the gradient's dtype, which sets the bound.
+            # The bound is that of the gradient's dtype, in which the kernel adds decay to the
+            # gradient.
             require_close(state, expected_state, dtype, f"{case}, state")
 
 
@@ -483,7 +484,7 @@ def main() -> None:
     check_all("cpu")
     reason = find_skip_reason()
     if reason:
-        print(f"SKIPPED: GPU half, because {reason}; nothing ran on {ARCH}")
+        print(f"SKIPPED: checks on the GPU, because {reason}; nothing ran on {ARCH}")
         return
     require(torch.cuda.is_available(), f"KFD lists a {ARCH}, but torch finds no GPU")
     check_all("cuda")

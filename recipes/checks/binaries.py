@@ -91,7 +91,8 @@ def follow(files: set[Path], prefix: Path) -> Findings:
     """Read ELF files and the libraries that they need, directly or through other libraries.
 
     Args:
-        files: The files to check. Faults and images are recorded only for these files.
+        files: The files to check. Images, and RPATHs that are not allowed, are recorded only for
+            these files.
         prefix: The prefix of the environment.
     """
     findings = Findings()

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: all files match the list and are for the GPU; some are compiled again identically.
+"""Package test: check the files of a package of compiled kernels, and compile some kernels again.
 
     python check_kernels.py PACKAGE [CALLS]
 
-CALLS is the number of calls whose kernels are compiled again, by default 4.
+Each file must have the hash in the package's list. Each code object must be for the GPU. CALLS is
+the number of calls whose kernels are compiled again, by default 4. For each of these kernels, the
+package must have an identical code object.
 """
 
 import hashlib

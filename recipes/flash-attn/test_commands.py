@@ -11,7 +11,7 @@ EMULATED = ("d64-causal-float16", "varlen-bfloat16", "varlen-no-keys-d72")
 
 
 def select_checks(tier: str, names: tuple[str, ...]) -> str:
-    """Return the command that runs some checks of a tier."""
+    """Return the strix-validate command that runs some checks of one of its tiers."""
     options = " ".join(f"--only {tier}/{name}" for name in names)
     return f"strix-validate {tier} {options}"
 

@@ -150,7 +150,7 @@ def generate(model: GatedDeltaNetForCausalLM, tokens: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Compare the results. End the program at the first wrong result."""
+    """Compare the model with the reference. End the program at the first wrong result."""
     model = make_model()
     tokens = torch.randint(VOCAB_SIZE, (LENGTH,))
     weights = {}

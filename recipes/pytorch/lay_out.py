@@ -8,9 +8,10 @@ SOURCE_TREE is the folder of the build, which no installed text may name.
 The new places are those of conda-forge's libtorch. Links remain in site-packages, because torch
 looks for its parts there. site-packages/torch/lib is a single link to the folder lib of the prefix,
 and not a folder of links to libraries. The reason is RPATH: glibc replaces $ORIGIN by the folder in
-which it has found the library, and does not resolve links. If this folder is a link to the prefix's
-lib, `..` still leads to the prefix. So $ORIGIN/../opt/rocm/lib is right for site-packages/torch/lib
-and for lib, and AOTriton, too, finds its images in both.
+which it has found the library, and does not resolve links. The system resolves the link before it
+follows `..`, so from site-packages/torch/lib, too, `..` leads to the prefix. So for a library that
+is found in site-packages/torch/lib, $ORIGIN/../opt/rocm/lib is as right as for one that is found in
+the prefix's lib. AOTriton, too, finds its images from both folders.
 """
 
 import os

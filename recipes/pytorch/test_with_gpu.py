@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Package test: compare attention and a matrix product on the GPU with float64 on the CPU.
 
-The test is skipped without a GPU, and on other GPUs.
+The test is skipped unless this machine has the GPU that the package is for.
 
 `strix-validate attention` checks attention completely, but pytorch cannot use strix-validate in its
 tests, because strix-validate requires pytorch. Convolutions are not tested, because they fail with

@@ -63,13 +63,14 @@ BUILD_PATH = re.compile(
 # removed from lists, because another machine does not have it or has another version.
 SYSTEM = rf"(?:-[LI])?/usr/(?:local/)?(?:include|lib\d*)(?:/{REST}+|(?!{REST}))"
 SYSTEM_ENTRY = re.compile(rf'(?<=");?{SYSTEM};|;{SYSTEM}(?=[;"])')
-# A path outside of the prefix, which is refused. Three kinds of paths are not refused: /opt/rocm,
-# where CMake files look last, programs such as /usr/bin/env, and paths in comments.
+# A path outside of the prefix. CMake and pkg-config files with such a path are refused. Three kinds
+# of paths are allowed: /opt/rocm, where CMake files look last, programs such as /usr/bin/env, and
+# paths in comments.
 LEFTOVER = re.compile(
     rf"{START}/(?:__w|home|root|github|therock|workspace|build|usr/(?:local|include|lib\d*))/{REST}*"
 )
 COMMENT = re.compile(r"^\s*#.*", re.MULTILINE)
-# In the CMake file of a target, the list of the files that it requires.
+# The list of the files that a CMake target requires, in the CMake file that defines the target.
 TARGET_FILES = re.compile(r"list\(APPEND _cmake_import_check_files_for_\S+ ([^)]*)\)")
 # Maximum bytes of a searched text, except for CONFIG_FILES. Larger texts are generated data.
 TEXT = 1 << 20
@@ -95,7 +96,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     ("drop", ("clients/*", "lib/rocrtst/*", "lib/test_plugins/*", "lib/libtest_linking_lib*")),
     ("drop", ("bin/*test*", "bin/*bench*", "bin/*-client*", "bin/*.hip")),
     ("drop", ("share/*/test/*", "share/*/tests/*", "share/*/samples/*", "share/*/examples/*")),
-    # the data center tool, with gRPC, its headers, and code objects for other GPUs
+    # the data center tool and its headers, with gRPC and code objects for other GPUs
     ("drop", ("lib/rdc/*", "lib/librdc*", "lib/cmake/rdc/*", "bin/rdc*")),
     ("drop", ("include/rdc/*", "share/rdc/*", "libexec/rdc/*")),
     # terminfo of the debugger; the profiler's database modules, compiled for four other Pythons
@@ -131,10 +132,10 @@ PARTS = ("core", "libraries", "devel")
 # Links `lib/x.so` that are opened at run time, so they do not belong to devel.
 OPENED = (
     "lib/libamdhip64",  # opened by HIP
-    "lib/libamd_smi",  # by the Python module amdsmi, and by torch's c10d
-    "lib/libMIOpen",  # by MIOpen
-    "lib/libhsa-amd-aqlprofile64",  # by HSA (ROCm/TheRock#7085)
-    "lib/librocprofiler-sdk.so",  # this and the next one by rocprofiler-register
+    "lib/libamd_smi",  # opened by the Python module amdsmi, and by torch's c10d
+    "lib/libMIOpen",  # opened by MIOpen
+    "lib/libhsa-amd-aqlprofile64",  # opened by HSA (ROCm/TheRock#7085)
+    "lib/librocprofiler-sdk.so",  # this and the next one: opened by rocprofiler-register
     "lib/librocprofiler-sdk-attach",
 )
 # Bundled libraries that no file names in DT_NEEDED, because they are opened at run time: VA-API's
@@ -378,8 +379,8 @@ def fix_paths(tree: Path) -> list[str]:
 def check_paths(tree: Path) -> list[str]:
     """Find paths of AMD's build machine that fix_paths did not change.
 
-    Documentation, binary files and files larger than TEXT are ignored, unless they are CMake or
-    pkg-config files.
+    Binary files are ignored. Documentation and files larger than TEXT are ignored, too, unless they
+    are CMake or pkg-config files.
 
     Returns:
         A warning for each text file with such a path, except for CMake and pkg-config files. It is
@@ -432,17 +433,20 @@ def find_unmet_targets(tree: Path) -> list[str]:
 
 
 def require_loadable(files: dict[str, Path]) -> list[str]:
-    """Find needed libraries that are neither in the packages nor in conda's C++ runtime.
+    """Find libraries that files need but cannot load.
+
+    A file can load the libraries of its own package, of the packages before it in PARTS, of conda's
+    C++ runtime and of glibc.
 
     Args:
         files: The paths of all files and links by name.
 
     Returns:
-        A warning for each such library that a file of devel needs. It is not a fault, because the
+        A warning for each library that a file of devel cannot load. It is not a fault, because the
         SDK is useful even if one tool does not work.
 
     Raises:
-        Refused: A file of core or libraries needs such a library.
+        Refused: A file of core or libraries cannot load a library.
     """
     available = {Path(name).name for name in RUNTIME_LINKS}
     lines: list[str] = []

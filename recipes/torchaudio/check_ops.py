@@ -30,7 +30,7 @@ print("CPU: lfilter, forced_align and melscale_fbanks")
 
 reason = find_skip_reason()
 if reason:
-    print(f"SKIPPED: GPU half, because {reason}; nothing ran on the GPU")
+    print(f"SKIPPED: checks on the GPU, because {reason}; nothing ran on the GPU")
 else:
     on_gpu = lfilter(wave.cuda(), a.cuda(), b.cuda()).cpu()
     torch.testing.assert_close(on_gpu, filtered, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,7 @@ export HIPCC_COMPILE_FLAGS_APPEND
 # shellcheck source=recipes/checks/max_jobs.sh
 source checks/max_jobs.sh
 
-# Build the HIP operators even though this machine has no GPU.
+# Build the HIP operators even if this machine has no GPU.
 export FORCE_CUDA=1
 export TORCHVISION_INCLUDE="$PREFIX/include" TORCHVISION_LIBRARY="$PREFIX/lib"
 # Leave out the three hardware decoders. Two of them are for NVIDIA's GPUs. The third is rocJPEG, which setup.py would

@@ -41,7 +41,7 @@ print(f"CPU: nms keeps {count} of 64, roi_align gives {shape}")
 
 reason = find_skip_reason()
 if reason:
-    print(f"SKIPPED: GPU half, because {reason}; nothing ran on gfx1151")
+    print(f"SKIPPED: checks on the GPU, because {reason}; nothing ran on gfx1151")
 else:
     selected_on_gpu = nms(boxes.cuda(), scores.cuda(), 0.5).cpu()
     torch.testing.assert_close(selected_on_gpu, selected)

@@ -51,7 +51,7 @@ print(json.dumps({
 
 
 class Environment:
-    """The prefix of an environment without packaged kernels, and a module with a kernel.
+    """A prefix, at first without packaged kernels, and a module with a kernel.
 
     Attributes:
         folder: The folder that contains the prefix and the module.

@@ -206,7 +206,7 @@ def find_flag_faults(
     weights: int,
     mem_utils: types.ModuleType,
 ) -> Iterator[str]:
-    """Yield a line for each of the doctor's flags that vLLM refuses, or that exceeds the memory.
+    """Yield a line for each of the doctor's flags that vLLM refuses or that needs too much memory.
 
     Args:
         flags: The doctor's flags.

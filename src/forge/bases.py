@@ -25,7 +25,7 @@ CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
 # Where users get our packages. The manifests of stacks/ name it, because users copy them.
 PUBLISHED = "https://repo.prefix.dev/strix-forge"
 PROBE_SECONDS = 10
-# The variant that carries the digest of a package's content; see docs/build.md.
+# The variant key whose value has the digest of a package's content; see docs/build.md.
 DIGEST_KEY = "content_digest"
 
 
@@ -213,7 +213,7 @@ def _expand_python(python: str, variants: VariantConfig) -> str:
 
 
 def _find_oldest(pythons: list[str]) -> str:
-    """Return the number of the oldest Python. noarch packages are built and tested with it."""
+    """Return the number of the oldest Python in a list. It builds and tests noarch packages."""
     numbers = [value.split(".*")[0] for value in pythons]
     try:
         return min(numbers, key=Version)

@@ -169,7 +169,7 @@ def stub_cuda(
         program: The program that makes the stubs.
         wheels: The wheels by name, with those of torch and pyelftools.
         folder: The folder in which the stubs are kept.
-        work: A folder for temporary files on the same disk.
+        work: A folder for temporary files, on the same disk as `folder`.
 
     Returns:
         The folder of the stubs.

@@ -2,7 +2,7 @@
 """Dependencies under conda-forge's names, generated from those in a pyproject.toml.
 
 pixi and rattler-build cannot translate PyPI's names, so pixi.toml repeats the driver's
-dependencies, and the recipes of the two products repeat the dependencies of the products.
+dependencies, and the recipes strix-validate and strix-emulate repeat those of these two products.
 """
 
 import re

@@ -9,8 +9,8 @@
 - stacks/several.toml repeats the tables of three stacks, because pixi reads no tables from another
   file.
 - docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
-- pixi.toml and the recipes of the two products repeat the dependencies of a pyproject.toml under
-  conda-forge's names.
+- pixi.toml and the recipes strix-validate and strix-emulate repeat the dependencies of a
+  pyproject.toml under conda-forge's names.
 """
 
 import re

@@ -28,7 +28,7 @@ TIMEOUT_VARIABLE = "FORGE_TIMEOUT"
 
 
 def patience() -> int:
-    """Return how many seconds a server may send nothing, or less than LOWEST_RATE.
+    """Return how long a server may send nothing, or send at less than LOWEST_RATE, in seconds.
 
     The environment variable FORGE_TIMEOUT sets the number. The default is 60.
     """

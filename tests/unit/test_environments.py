@@ -179,7 +179,7 @@ def test_a_conflict_in_a_test_alone(mini: MiniProject, solve: Solve) -> None:
         ("zeta", "1.0", "0", []),
     )
     assert list(reasons) == ["alpha"]
-    assert reasons["alpha"].startswith("delta cannot be installed with the others: ")
+    assert reasons["alpha"].startswith("delta cannot be installed with the other requirements: ")
     assert reasons["alpha"].endswith(" (test environment)")
 
 
@@ -199,7 +199,7 @@ def test_a_conflict_of_one_python_alone(mini: MiniProject, solve: Solve) -> None
         ("gamma", "1.0", "py313_0", ["python_abi 3.13.* *_cp313"]),
     )
     assert list(reasons) == ["alpha"]
-    assert reasons["alpha"].startswith("gamma >=2 cannot be installed with the others: ")
+    assert reasons["alpha"].startswith("gamma >=2 cannot be installed with the other requirements")
     assert reasons["alpha"].endswith(" (run environment, Python 3.13)")
 
 
@@ -220,7 +220,7 @@ def test_a_conflict_in_the_second_test_with_one_python(mini: MiniProject, solve:
     recipe(mini, "beta", host=["python"], run=["python", "zeta"])
     reasons = solve(GAMMA, ("gamma", "1.0", "0", []), *ZETA, exports=ABI)
     assert list(reasons) == ["alpha"]
-    assert reasons["alpha"].startswith("zeta cannot be installed with the others: ")
+    assert reasons["alpha"].startswith("zeta cannot be installed with the other requirements: ")
     assert reasons["alpha"].endswith(" (test environment, Python 3.13)")
 
 
@@ -248,7 +248,7 @@ def test_each_python_has_its_own_reason(mini: MiniProject, solve: Solve) -> None
 def test_a_package_for_every_python_is_installed_with_each(mini: MiniProject, solve: Solve) -> None:
     mini.recipe("alpha", run=["gamma"])
     reasons = solve(("gamma", "2.0", "py312_0", ["python_abi 3.12.* *_cp312"]))
-    assert reasons["alpha"].startswith("gamma cannot be installed with the others: ")
+    assert reasons["alpha"].startswith("gamma cannot be installed with the other requirements: ")
     assert reasons["alpha"].endswith(" (run environment, Python 3.13)")
 
 
@@ -290,7 +290,7 @@ def test_what_a_host_package_exports_is_required_to_run(mini: MiniProject, solve
         exports={"library-3.0-0.conda": {"weak": ["library >=3,<4"]}},
     )
     assert list(reasons) == ["beta"]
-    assert "alpha <2 cannot be installed with the others" in reasons["beta"]
+    assert "alpha <2 cannot be installed with the other requirements" in reasons["beta"]
 
 
 def test_what_is_built_is_taken_as_it_is(
@@ -318,4 +318,4 @@ def test_what_is_built_is_taken_as_it_is(
     monkeypatch.setattr(RecipeSet, "plan", plan)
     reasons = solve(GAMMA)
     assert list(reasons) == ["beta"]
-    assert reasons["beta"].startswith("alpha cannot be installed with the others: ")
+    assert reasons["beta"].startswith("alpha cannot be installed with the other requirements: ")

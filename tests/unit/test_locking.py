@@ -66,7 +66,7 @@ def test_a_conflict_is_named_by_the_requirement_that_brings_it(tmp_path: Path) -
     stack = workspace(tmp_path / "app", channel.as_uri(), MORE)
     with pytest.raises(LockedInPart, match="more does not solve: (gamma|alpha|beta)") as raised:
         stack.lock()
-    assert "cannot be installed with the others" in str(raised.value)
+    assert "cannot be installed with the other requirements" in str(raised.value)
     assert "alpha <1" in str(raised.value) and "\n" not in str(raised.value)
 
 

@@ -48,7 +48,7 @@ _ABSENT = {
 
 
 def states() -> dict[str, str]:
-    """Return the state of each name in the version script, according to the sources."""
+    """Return the state of each entry point that hip.map exports, according to the C sources."""
     exported = re.findall(r"^    (\w+);$", (HERE / "hip.map").read_text(), re.M)
     found = {name: "absent" if name in _ABSENT else "refused" for name in exported}
     for source in sorted(HERE.glob("*.c")):
@@ -61,8 +61,8 @@ def _per_thread(found: dict[str, str]) -> dict[str, str]:
     """Return the aliases, each with the name of the entry point that it stands for.
 
     Names that end in `_spt` are for programs in which each thread has a default stream of its own.
-    This makes no difference here, because no stream waits for another. Such a name is an alias of
-    the name without `_spt`, if that entry point is served or a hint.
+    This makes no difference here, because no stream waits for another. So a name with `_spt` is an
+    alias of the same name without `_spt`, if the state of the latter is `served` or `hint`.
     """
     pairs = {name: name.removesuffix("_spt") for name in found if name.endswith("_spt")}
     return {name: plain for name, plain in pairs.items() if found.get(plain) in ("served", "hint")}
@@ -71,7 +71,7 @@ def _per_thread(found: dict[str, str]) -> dict[str, str]:
 def table() -> str:
     """Return the text of ENTRY_POINTS.md: number and names of the entry points in each state.
 
-    The names of the served entry points are left out.
+    For the state `served`, the names are left out.
     """
     found = states()
     lines = [

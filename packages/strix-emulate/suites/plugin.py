@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-#: Errors of HIP after which the device executes nothing more, and the outcome of the case: 2 means
-#: that the emulator is out of memory, 700 a trap other than abort(), 719 abort(), 801 an
-#: unsupported call, and 999 a fault of the emulator.
+#: Errors of HIP after which the device executes nothing more, each with the outcome of the case
+#: that causes it: 2 means that the emulator is out of memory, 700 a trap other than abort(), 719
+#: abort(), 801 an unsupported call, and 999 a fault of the emulator.
 _LASTING = {2: "error", 700: "trapped", 719: "error", 801: "refused", 999: "error"}
-#: What Triton's exceptions say of a type that the GPU does not have.
+#: Part of Triton's messages about a type that the GPU does not support.
 _REFUSES = "not supported in this architecture"
 #: Matches files whose assertions compare results: tests, and torch's and numpy's helpers for tests.
 _COMPARES = re.compile(r"/tests?/|/(torch|numpy)/(_numpy/)?testing/|/test_\w+\.py$")
@@ -34,7 +34,7 @@ def pytest_addoption() -> None:
 
 @pytest.hookimpl(trylast=True)  # behind pytest's own -k
 def pytest_collection_modifyitems(session, config, items) -> None:
-    """Write the names of all cases, or keep those that suites.py names."""
+    """Write the names of all cases to a file, or keep only the cases that suites.py names."""
     if "SUITES_NAMES" in os.environ:
         Path(os.environ["SUITES_NAMES"]).write_text("\n".join(item.nodeid for item in items))
     if "SUITES_CASES" in os.environ:
@@ -86,7 +86,7 @@ def _outcome(call, report) -> str:
 
 
 def _lost() -> str:
-    """Return the outcome if the device executes nothing more, or an empty string."""
+    """Return the case's outcome if the device executes nothing more, else an empty string."""
     if "STRIX_EMULATE_PYTHON" not in os.environ:
         return ""
     return _LASTING.get(ctypes.CDLL("libamdhip64.so.7").hipDeviceSynchronize(), "")

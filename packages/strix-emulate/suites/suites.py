@@ -27,11 +27,11 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 #: The outcomes of a case, in the order of the columns in docs/suites.md.
 OUTCOMES = ("passed", "skipped", "refused", "trapped", "wrong", "error", "ended", "slow")
-#: Maximum number of cases of a process. If this program is killed, the outcomes of the process that
-#: is running are lost.
+#: Maximum number of cases that one process runs. Their outcomes are read when the process has
+#: ended, so they are lost if this program is killed before.
 BATCH = 40
-#: Command that starts a program on the device. With this budget, a launch counts as hung only after
-#: a time limit.
+#: Command that starts a program on the device. The budget of 10**12 wave-instructions is so large
+#: that a launch counts as hung only after a time limit.
 DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--budget", str(10**12), "--"]
 
 
@@ -97,13 +97,13 @@ class Runner:
         self.log, self.seconds = log, seconds
 
     def collect(self, files: list[str], keyword: str) -> list[str]:
-        """Return the names of all cases."""
+        """Return the names of all cases in test files that match pytest's option -k."""
         with tempfile.NamedTemporaryFile("r") as names:
             command = ["--collect-only", "-k", keyword, *files]
             code = self._pytest(command, {"SUITES_NAMES": names.name})
             cases = names.read().splitlines()
         if code != 0 or not cases:
-            raise SystemExit(f"pytest found no case, or could not import a file: {self.log}")
+            raise SystemExit(f"pytest found no case, or could not import a file: see {self.log}")
         return cases
 
     def run(self, cases: list[str]) -> Iterator[tuple[str, str]]:
@@ -130,7 +130,7 @@ class Runner:
             started = [name for name, outcome in outcomes if outcome == "started"]
             finished = {name: outcome for name, outcome in outcomes if outcome != "started"}
             if not started:
-                raise SystemExit(f"pytest ran none of {len(batch)} cases: {self.log}")
+                raise SystemExit(f"pytest ran none of {len(batch)} cases: see {self.log}")
             for name in started:
                 # 14 is the number of SIGALRM, which plugin.py requests.
                 yield name, finished.get(name, "slow" if code == -14 else "ended")

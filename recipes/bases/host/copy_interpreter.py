@@ -63,9 +63,9 @@ def undo_debian(library: Path) -> None:
     """Undo Debian's changes, so that pip and Python use site-packages.
 
     Debian patches sysconfig and site, so that pip cannot overwrite files that apt has installed. In
-    a conda prefix, apt has no files, and rattler links packages into site-packages. sysconfig is
-    changed back. The module site is frozen into the interpreter and cannot be changed. So the
-    folder dist-packages, which this module uses, becomes a link to site-packages.
+    a conda prefix, apt has no files, and rattler links packages into site-packages. This function
+    changes sysconfig back. It cannot change the module site, which is frozen into the interpreter.
+    So it makes the folder dist-packages, which the module site uses, a link to site-packages.
     """
     # sysconfig is a module up to Python 3.12, and a package from 3.13 on.
     sysconfig_file = library / Path(sysconfig.__file__).relative_to(sysconfig.get_path("stdlib"))
@@ -80,7 +80,7 @@ def undo_debian(library: Path) -> None:
 
 
 def rewrite_prefix(prefix: Path) -> None:
-    """Replace the interpreter's original prefix by `prefix` in text files."""
+    """Replace the interpreter's original prefix by `prefix` in text files, unless it is /usr."""
     if sys.base_prefix == "/usr":  # keep paths such as /usr/bin/gcc of a system Python
         return
     old = sys.base_prefix.encode()

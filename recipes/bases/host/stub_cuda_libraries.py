@@ -85,7 +85,7 @@ def read_library(path: Path) -> Library:
 
 
 def _read_versions(elf) -> dict[int, tuple[str, str]]:
-    """Return the library and the name of each symbol version that an ELF file requires."""
+    """Map the number of each symbol version that an ELF file requires to its library and name."""
     versions = {}
     requirements = elf.get_section_by_name(".gnu.version_r")
     if requirements:
@@ -101,7 +101,7 @@ def is_stubbed(soname: str) -> bool:
 
 
 def plan_stubs(libraries: dict[str, Library]) -> dict[str, Stub]:
-    """Return the stub of each CUDA library that is needed.
+    """Return a stub for each CUDA library that the existing libraries need.
 
     An ELF file does not state which library defines a symbol without a version. It can be any
     needed library from which the file requires no symbol with a version. So the stubs of all such

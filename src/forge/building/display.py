@@ -70,7 +70,7 @@ class Display(Progress):
         self.update(task, line=text.strip()[:width])
 
     def download(self, name: str, received: int, total: int | None) -> None:
-        """Show the progress of a download; without a terminal, print each tenth of a large file.
+        """Show the progress of a download; without a terminal, a line per tenth of a large file.
 
         Args:
             name: The name of the file.

@@ -208,7 +208,7 @@ def build(
     addition, rattler-build would keep the build trees of all Pythons until the end.
 
     Args:
-        recipes: The recipe.
+        recipes: A list of one path, that of the recipe.
         output_dir: The folder for the packages, which is also rattler-build's work folder.
         variant_overrides: Values that replace those of the variant files.
         pythons: Values of the variant `python`; empty if the packages do not depend on it.

@@ -112,7 +112,7 @@ class RenderedOutput:
 
     @property
     def subdir(self) -> str:
-        """The subdir of a channel that the package is for."""
+        """The subdir in which a channel has the package."""
         return str(self.rendered["build_configuration"]["target_platform"])
 
     @property
@@ -148,7 +148,7 @@ class RenderedOutput:
         return requirements
 
     def find_sibling(self, name: str) -> "RenderedOutput":
-        """Return the output with this name and the same Python; else the first with this name."""
+        """Return the sibling with this name and this output's Python, else the first so named."""
         named = []
         for rendered in self.siblings:
             output = RenderedOutput(rendered, self.siblings)
@@ -212,7 +212,10 @@ class Preview:
         self._is_written = False
 
     def examine(self, step: Step, label: str) -> str:
-        """Solve every environment of a step, and add the step's packages to the preview.
+        """Solve the environments of a step, and add the step's packages to the preview.
+
+        Build and host environments come first, then run environments, then test environments. If
+        one of these kinds cannot be solved, the next kind is not attempted.
 
         Args:
             step: A step of the plan. If it is up to date, its packages are added without solving.

@@ -150,7 +150,8 @@ def _wait(
 def _mark_stopped(output: Path) -> None:
     """Rename the job's file to STOPPED if the next run can continue the job."""
     marks = [*output.glob(MARKS), *output.glob(f"{DONE}*")]
-    # Until the script begins, the tree of an earlier run that was stopped is as `resume` left it.
+    # Before the script begins, STOPPED_TREE is still as `resume` left it: the tree of an earlier
+    # run that was stopped. The next run can continue in it.
     if not any(output.glob(SCRIPTS)):
         marks += output.glob(STOPPED_TREE)
     if marks:

@@ -64,7 +64,7 @@ def preflight(
 
 
 def fits(costs: Iterable[Cost], project: Project) -> bool:
-    """Return whether memory and disk suffice to run these builds at the same time."""
+    """Return whether memory and disk suffice to run builds of these costs at the same time."""
     builds = list(costs)
     memory = max_jobs() * sum(cost.memory for cost in builds)
     disk = sum(cost.disk for cost in builds)

@@ -68,7 +68,7 @@ class Withdrawal:
         file: The package as SUBDIR/FILE. This name is never published again.
         sha256: The sha256 of the file.
         reason: One line for the channel's page.
-        date: ISO 8601, UTC.
+        date: The day of the withdrawal in UTC, such as 2026-11-30.
     """
 
     file: str
@@ -223,7 +223,11 @@ class PublishedChannel:
             raise ForgeError(reason)
 
     def _require_plain(self) -> None:
-        """Raise Refused if a folder has a link, pipe or device, or a page that we did not write."""
+        """Raise Refused for a link, pipe or device in one of the folders, or for a foreign page.
+
+        The folders are that of the channel and that of its withdrawn packages. A page is foreign if
+        tools/channel_page.py did not write it.
+        """
         for folder in (self.folder, self.withdrawn_folder):
             for path in [folder] if folder.is_symlink() else folder.rglob("*"):
                 mode = path.lstat().st_mode
@@ -373,8 +377,8 @@ def _assemble_patch(staging: Path, files: list[str], names: pypi.Names) -> str:
     # The indexer ignores this folder.
     folder = staging / "noarch" / "patch"
     folder.mkdir()
-    # rattler-build assembles the package in TMPDIR. Leftovers of a killed process in this folder
-    # are removed later, because it is a scratch folder.
+    # rattler-build assembles the package in TMPDIR. Set it to this folder: it is inside a scratch
+    # folder, so if the process is killed, its leftovers are removed later.
     os.environ["TMPDIR"] = str(folder)
     try:
         package = assemble_package(

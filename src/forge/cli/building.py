@@ -67,7 +67,7 @@ Dependents = Annotated[
 ]
 Only = Annotated[
     bool,
-    Option("--only", help="Build no other packages. Exit 3 if another one has to be built."),
+    Option("--only", help="Build only the named packages. Exit 3 if another one has to be built."),
 ]
 
 
@@ -191,7 +191,7 @@ def _require_named(
 
 
 def _choose_reason(unsolved: Mapping[str, str], named: list[str] | None) -> str:
-    """Return the reason for the first named recipe that cannot be solved.
+    """Return the reason for the first named recipe whose environments cannot be solved.
 
     If no recipe is named, all recipes count as named.
     """

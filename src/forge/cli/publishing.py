@@ -145,8 +145,8 @@ def _write_page(project: Project, folder: Path) -> None:
 def verify(context: typer.Context, files: Files, commit: Commit = "") -> None:
     """Compare package files with their recipes, with their own lists of files and with each other.
 
-    Exit 1 for any difference. Exit 3 for a package without a recipe. In that case, only its files
-    are compared with its list of files. No network is needed.
+    Exit 1 for any difference. A package without a recipe is compared only with its list of files
+    and with the other packages, and the exit code is 3. No network is needed.
     """
     ctx: Context = context.obj
     places: list[Places] = []
@@ -204,7 +204,7 @@ def compare(context: typer.Context, old: Channels, new: Channels) -> None:
         raise ForgeError(f"{old} and {new} have no package of kernels in common")
     costs_more = False
     for name in common:
-        out.print(f"{name}: {before[name].path.name} and {after[name].path.name}")
+        out.print(f"{name}: {before[name].path.name} compared with {after[name].path.name}")
         command = [
             sys.executable,
             str(program),

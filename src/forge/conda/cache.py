@@ -107,7 +107,7 @@ def _mark_of(folder: Path) -> Path:
 
 
 def _find_valid(archive: Path, sha256: bytes, cache: Path) -> Package | None:
-    """Return a package of the cache if it has this sha256 and exactly its files, else None."""
+    """Return the cached package if it has this sha256 and exactly the files it lists, else None."""
     folder = cache / stem(archive)
     mark = _mark_of(folder)
     # rattler would accept a folder without a mark; this function does not

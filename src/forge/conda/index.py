@@ -101,7 +101,7 @@ def split_url(url: str) -> tuple[str, list[str]]:
     """Return the server of a URL, with its scheme, and the parts of its path.
 
     Raises:
-        ValueError: Readers could take the URL for different files.
+        ValueError: Two programs could take the URL for different files.
     """
     parts = urlsplit(url)
     path = [unquote(part) for part in parts.path.split("/")[1:]]

@@ -105,7 +105,7 @@ def write_index(folder: Path, **options: Any) -> None:
 
 
 class LocalChannel:
-    """A channel in a folder. For each package that was added by `add`, it has `forge/DIST.json`.
+    """A channel in a folder. For each package that `add` added, it has a note, `forge/DIST.json`.
 
     Attributes:
         folder: The folder of the channel.

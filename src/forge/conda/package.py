@@ -112,7 +112,7 @@ class Package:
 
     @cached_property
     def payload(self) -> dict[str, str | None]:
-        """A mapping from each file to install to the target if it is a symbolic link, else None."""
+        """The files to install, each with its target if it is a symbolic link, else with None."""
         payload: dict[str, str | None] = {}
         for place, folders, files in os.walk(self.folder):
             for name in [*folders, *files]:
@@ -135,7 +135,7 @@ class Package:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """A mapping from each file to install to its sha256, or to A_LINK if it is a link."""
+        """The files to install, each with its sha256, or with A_LINK if it is a link."""
         digests = {}
         for name, target in self.payload.items():
             if target is None:
@@ -187,7 +187,7 @@ class Package:
 
     @cached_property
     def listed(self) -> dict[str, str]:
-        """A mapping from each file that info/paths.json lists to its sha256 or A_LINK.
+        """The files that info/paths.json lists, each with its sha256 or A_LINK.
 
         Raises Refused for a name that leads out of the prefix, or that is listed twice.
         """
@@ -290,7 +290,7 @@ class Places:
         name: The name of the package.
         is_noarch_python: Whether the package is `noarch: python`. The installer puts modules and
             scripts of such a package where the prefix's Python looks for them.
-        payload: A mapping from each file to the target if it is a symbolic link, else None.
+        payload: The files, each with its target if it is a symbolic link, else with None.
         scripts: The names of console scripts that the installer makes in `bin`.
     """
 

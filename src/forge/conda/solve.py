@@ -62,7 +62,7 @@ def list_missing(
     specs: Sequence[str],
     gateway: rattler.Gateway,
 ) -> list[str]:
-    """List the match specs that no package satisfies, each with its package's newest version."""
+    """List the match specs that no build satisfies, with the newest version of each package."""
     names = {spec: parse_package_name(spec) for spec in specs if not spec.startswith("__")}
     builds = _query(channel_urls, set(names.values()), gateway)
     missing = []
@@ -122,4 +122,4 @@ def find_conflict(channel_urls: list[str], specs: Sequence[str], gateway: rattle
         if middle == len(specs):
             return ""
         solvable = middle
-    return f"{specs[unsolvable - 1]} cannot be installed with the others: {reason}"
+    return f"{specs[unsolvable - 1]} cannot be installed with the other requirements: {reason}"

@@ -121,7 +121,7 @@ class HostBaseMaker:
 
     @property
     def requirements(self) -> str:
-        """What recipes and stacks require from PyPI, with the pins of variants.yaml."""
+        """requirements.in with variants.yaml's pins: what recipes and stacks need from PyPI."""
         pins = {key: values[0] for key, values in self.base.variants.items() if values}
         return Template(read_text(self.recipe / "requirements.in")).substitute(pins)
 
@@ -146,12 +146,12 @@ class HostBaseMaker:
     def _seal(self, data: dict[str, Any]) -> str:
         """Return a digest of data and `key`.
 
-        The digest shows whether stored data are complete and were made from the same inputs.
+        If stored data have this digest, they are complete and were made from the present inputs.
         """
         return hashlib.sha256(f"{self.key} {json.dumps(data)}".encode()).hexdigest()
 
     def _read_sealed(self, name: str) -> dict[str, Any]:
-        """Read a JSON file of an earlier run; empty if damaged or made from other inputs."""
+        """Read a JSON file of an earlier run; empty if damaged or not from the present inputs."""
         try:
             data = json.loads((self.folder / name).read_bytes())
             return data if data.pop("key") == self._seal(data) else {}
@@ -163,7 +163,7 @@ class HostBaseMaker:
         write_text(self.folder / name, text)
 
     def is_current(self) -> bool:
-        """Return whether the base is complete, was made from the same inputs, and has all files."""
+        """Return whether the base was made from the present inputs, and lacks no file."""
         recorded = self._read_sealed(RECORD).get("packages")
         sizes = {file.name: file.stat().st_size for file in self.folder.glob(f"{SUBDIR}/*.conda")}
         return recorded == self._read_indexed_sizes() == sizes

@@ -136,7 +136,7 @@ def fetch_wheels(
         say: Called with a line to print for each download.
 
     Raises:
-        Refused: The index has a wheel with another sha256.
+        Refused: The index has a wheel whose sha256 its pin does not list.
         NotAttempted: pip cannot fetch a wheel.
     """
     wheels = {pin: _find_cached_wheel(pin, cache) for pin in pins}

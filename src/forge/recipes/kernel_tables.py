@@ -21,8 +21,8 @@ _HEAD = (
     "waves per SIMD",
     "WMMA",
 )
-# Columns of a kernels.tsv that are the last columns of the table. A cell of the table has the range
-# of a column's values over all rows of a kernel.
+# Columns of a kernels.tsv that are also the last columns of its table in docs/kernels.md. A cell of
+# that table has the range of the column's values in all rows of a kernel.
 _COSTS = ("vgprs", "vgpr_spills", "scratch", "lds", "waves", "wmma")
 
 

@@ -51,7 +51,8 @@ def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
     """Read from `extra.state` whether a recipe's package was built, installed and run.
 
     Returns:
-        A mapping from each column of README's table to its word and the page that proves it, or "".
+        For each column of README's table, the word of the recipe and the page that proves it. The
+        page is "" if there is none.
 
     Raises:
         ForgeError: `extra.state` lacks a column, or has a word that is not allowed.

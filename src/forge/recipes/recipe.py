@@ -231,8 +231,8 @@ def prepare(
         source: One of its rendered source mappings.
         cache: The cache with the source.
         folder: The build's folder for sources.
-        unpack_all: Unpack all files. If False, and for a wheel, unpack only the files that the
-            patches change.
+        unpack_all: Unpack all files. If False, unpack only the files that the patches change. Of
+            a wheel, only these files are unpacked in both cases.
 
     Returns:
         The reason why a patch does not apply, or "".
@@ -266,7 +266,7 @@ def prepare(
 
 
 def _match_spec(requirement: Any) -> str:
-    """Turn a rendered requirement into a match spec, and the mapping of a pin into its name."""
+    """Turn a rendered requirement into a match spec, or a pin into the name of its package."""
     if isinstance(requirement, dict):
         requirement = next(iter(requirement.values()))
     if isinstance(requirement, dict):

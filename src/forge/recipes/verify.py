@@ -27,7 +27,7 @@ from forge.recipes.recipe import Recipe, list_packages, remove_extra
 from forge.recipes.render import render
 from forge.sources.git import environment
 
-# Files that rattler-build adds to the recipe's own.
+# Files that rattler-build adds to the recipe folder in a package.
 ADDED = (RENDERED, "recipe/variant_config.yaml")
 # An expression in a name, such as x-kernels-${{ gpu_arch }}.
 EXPRESSION = re.compile(r"\$\{\{.*?\}\}")
@@ -174,7 +174,7 @@ def _compare_recipe(package: Package, recipe_file: Path, project: Project) -> li
         files = [str(file.relative_to(project.root)) for file in recipe.files_read()]
         differences.append(
             f"content: the package was made from files with digest {content}, "
-            f"these have {recipe.content}: {', '.join(sorted(files))}"
+            f"those of the checkout have {recipe.content}: {', '.join(sorted(files))}"
         )
     packed = package.rendered["recipe"]
     name = packed["package"]["name"]

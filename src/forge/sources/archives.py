@@ -143,7 +143,7 @@ class _Members:
         return "/".join(parts) in self._only or "/".join(parts[1:]) in self._only
 
     def _check(self, size: int, *names: str) -> None:
-        """Raise ValueError if a member leads out of the folder, or if all so far are too large."""
+        """Raise ValueError if a member leads out of the folder or exceeds the remaining bytes."""
         self._remaining -= size
         if self._remaining < 0:
             raise ValueError(f"it unpacks to more than {limits.ARCHIVE_RATIO} times its size")

@@ -48,7 +48,7 @@ VARIABLES = {
 
 
 def environment(settings: Settings = ()) -> dict[str, str]:
-    """Return environment variables with which git uses no configuration except SETTINGS.
+    """Return environment variables with which git uses only SETTINGS and `settings`.
 
     Args:
         settings: Further settings. Without them, git can only read and write files, because every
@@ -69,7 +69,7 @@ def environment(settings: Settings = ()) -> dict[str, str]:
 
 
 def fetch(url: str, commit: str, repository: Path) -> None:
-    """Fetch one commit without its history. Raise NotAttempted with git's reason.
+    """Fetch one commit without its history. If git fails, raise NotAttempted with its reason.
 
     Args:
         url: The URL of a repository on a server or on this machine.
@@ -88,7 +88,7 @@ def fetch(url: str, commit: str, repository: Path) -> None:
 
 
 def list_tags(url: str) -> list[str]:
-    """List the names of a repository's tags. Raise NotAttempted with git's reason."""
+    """List the names of a repository's tags. If git fails, raise NotAttempted with its reason."""
     command = ("ls-remote", "--tags", "--refs", "--", url)
     output = _git(None, *command, settings=_network_settings())
     return [line.partition("\trefs/tags/")[2] for line in output.splitlines()]
