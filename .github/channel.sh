@@ -11,8 +11,8 @@ set -euo pipefail
 action=$1 name=$2 folder=$3 notes=${4:-}
 # Without GH_REPO, gh in a clone of a fork would use the repository that was forked.
 export GH_REPO=${GITHUB_REPOSITORY:?}
-# Check the name before anything is built. Otherwise ./forge publish would refuse a name without the word `untested`
-# only after the builds, and git would refuse a tag such as a..b.
+# Check the channel's name before anything is built. Otherwise the builds would run first, and then ./forge publish
+# would refuse a name without the word `untested`, or git would refuse a tag such as a..b.
 if [[ $name != *untested* || ! $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] ||
     ! git check-ref-format "refs/tags/$name/noarch"; then
     echo "::error::CHANNEL_UNTESTED has to contain 'untested', in lower case. It has to be valid as a git tag," \

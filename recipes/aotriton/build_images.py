@@ -256,12 +256,12 @@ def mlir_of(rule: str) -> list[str]:
 
 
 def compile_kernels(rules: list[str]) -> list[Done]:
-    """Compile rules with the same MLIR. If one fails, raise RuntimeError with its output file."""
+    """Compile rules with the same MLIR. If one fails, raise RuntimeError that names its output."""
     return [compile_kernel(rule) for rule in rules]
 
 
 def compile_kernel(rule: str) -> Done:
-    """Run upstream's compiler on a rule. If it fails, raise RuntimeError with the output file."""
+    """Run upstream's compiler on a rule. If it fails, raise RuntimeError that names the output."""
     from v3python import compile as compiler
 
     arguments = compile_arguments(rule)

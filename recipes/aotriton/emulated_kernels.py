@@ -140,7 +140,7 @@ def _make_values(q, k, v, causal: bool, scale: float) -> dict:
     }
     if causal:
         values |= {"Window_left": TOP_LEFT, "Window_right": TOP_LEFT}
-    # A kernel with dropout reads these 64-bit words, even though the probability is zero.
+    # A kernel with dropout reads these 64-bit words, even though the dropout probability is zero.
     for name in ("seed", "offset1"):
         values[name] = Buffer(np.zeros(1, np.int64), "in")
     return values | _strides("q", q) | _strides("k", k) | _strides("v", v)

@@ -31,7 +31,7 @@ class Findings:
     """The facts that were read from ELF files and from the libraries that they need.
 
     Attributes:
-        faults: One line for each fault of a checked file.
+        faults: One line for each fault of a checked file, and for each unreadable library.
         images: The number of device images in the checked files.
         followed: All files that were read.
         libraries: The path of each library that was found, by its name.

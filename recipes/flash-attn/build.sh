@@ -8,7 +8,7 @@ rm -r hopper flash_attn/cute csrc
 export BUILD_TARGET=rocm
 # Build only the Python files. Otherwise setup.py requires hipcc.
 export FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE
-# Without this, setup.py would first try to download a wheel.
+# Without FLASH_ATTENTION_FORCE_BUILD, setup.py would first try to download a wheel.
 export FLASH_ATTENTION_FORCE_BUILD=TRUE
 export FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE
 

@@ -84,8 +84,8 @@ RUNTIME_LINKS = [
 ]
 
 # The package of each path, or "drop". The first matching pattern decides. As in fnmatch, `*` also
-# matches slashes. A link `lib/x.so` is for the linker, so it belongs to devel (see find_part). A
-# file with such a name is a plugin and belongs to libraries.
+# matches slashes. A link `lib/libX.so` is for the linker, so it belongs to devel, unless OPENED has
+# it (see find_part). A file with such a name is a plugin and belongs to libraries.
 RULES: list[tuple[str, tuple[str, ...]]] = [
     # folders of older trees, which are not needed at run time or by a compiler
     ("drop", ("libhipcxx/*", "src/*", "tests/*")),
@@ -129,7 +129,7 @@ RULES: list[tuple[str, tuple[str, ...]]] = [
     ("devel", ("share/*",)),
 ]
 PARTS = ("core", "libraries", "devel")
-# Links `lib/x.so` that are opened at run time, so they do not belong to devel.
+# Links `lib/libX.so` that are opened at run time, so they do not belong to devel.
 OPENED = (
     "lib/libamdhip64",  # opened by HIP
     "lib/libamd_smi",  # opened by the Python module amdsmi, and by torch's c10d
@@ -162,7 +162,7 @@ class Refused(SystemExit):
 
 
 def run_checks(checks: Iterable[Callable[[], list[str]]]) -> list[str]:
-    """Run all checks and return their warnings. Raise Refused with the faults of all checks."""
+    """Run all checks and return their warnings. If there are faults, raise Refused with them."""
     warnings: list[str] = []
     faults: list[str] = []
     for check in checks:

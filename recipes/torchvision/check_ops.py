@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: torchvision's codecs and operators on the CPU; operators on a GPU if present."""
+"""Package test: torchvision's codecs and operators on the CPU; its operators on the GPU, if any."""
 
 import io
 

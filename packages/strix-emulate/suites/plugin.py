@@ -65,7 +65,7 @@ def pytest_runtest_makereport(item, call):
     if report.when == "call" or report.outcome != "passed":
         _record(item.nodeid, _outcome(call, report))
         if report.outcome == "failed":
-            # A later case may end the process before pytest prints its summary.
+            # Print it now: a later case may end the process before pytest prints its summary.
             print(f"\n{item.nodeid}\n{report.longreprtext}", file=sys.__stderr__, flush=True)
         if report.outcome == "failed" or _lost():
             item.session.shouldstop = "the next case needs a new process"

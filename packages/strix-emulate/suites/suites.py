@@ -36,7 +36,7 @@ DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--budget", str(10**1
 
 
 def unpack(recipe: str, folder: Path) -> Path:
-    """Unpack a recipe's source with its patches; return the folder of the source."""
+    """Unpack a recipe's source and apply its patches; return the folder of the source."""
     subprocess.run([ROOT / "forge", "sources", "fetch", recipe], check=True)
     name = recipe.replace("-", "_")
     (archive,) = (ROOT / "build" / "sources").glob(f"*/{name}-[0-9]*.tar.gz")
@@ -57,13 +57,13 @@ def clone(repository: str, version: str, folder: Path) -> Path:
 
 
 def channel_versions() -> dict[str, str]:
-    """Return the channel's versions of torch and triton."""
+    """Return the versions of torch and triton in variants.yaml."""
     variants = (ROOT / "variants.yaml").read_text()
     return dict(re.findall(r'^(pytorch|triton):\n  - "([^"]+)"$', variants, re.M))
 
 
 def requirements(suite: dict) -> list[str]:
-    """Return what pip installs for a suite, with the channel's versions of torch and triton."""
+    """Return what pip installs for a suite, with variants.yaml's versions of torch and triton."""
     versions = channel_versions()
     return [
         f"torch=={versions['pytorch']}",

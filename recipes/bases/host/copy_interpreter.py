@@ -2,8 +2,9 @@
 """Copy the running CPython into a prefix: `PYTHON -I copy_interpreter.py PREFIX`.
 
 CPython finds its prefix by looking for lib/pythonX.Y/os.py in the folders above its executable. So
-a copy works in any folder, except for absolute paths in its text files. This program changes those
-paths to PREFIX. rattler-build records files that contain PREFIX, and the installer rewrites them.
+a copy works in any folder, except for absolute paths in its text files. Unless the original prefix
+is /usr, this program replaces it by PREFIX in those paths. rattler-build records files that contain
+PREFIX, and the installer rewrites them.
 """
 
 import compileall

@@ -17,7 +17,7 @@ LARGE_BYTES = 50 << 20
 
 
 class Display(Progress):
-    """Shows the current phase and the last line of output of each build; a context manager.
+    """A context manager that shows each build's current phase and last line of output.
 
     Attributes:
         verbosity: 1 prints every line of output, 0 only the phases and results, -1 only results.

@@ -13,7 +13,7 @@ from forge import limits, network
 from forge.limits import Limited
 from forge.project import SUBDIRS
 
-# The match specs of each kind (weak, strong, noarch).
+# The run exports of a package: the match specs of each kind (weak, strong, noarch).
 Exports = dict[str, list[str]]
 
 

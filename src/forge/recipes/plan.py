@@ -159,7 +159,7 @@ class RecipeSet:
         return skipped
 
     def _add_owner(self, packages: Set[str], name: str) -> None:
-        """Record the recipe that yields packages. Raise ForgeError if another one yields them."""
+        """Record the recipe of packages. Raise ForgeError if one of them already has another."""
         for package in packages:
             other = self.owner.setdefault(package, name)
             if other != name:

@@ -51,8 +51,8 @@ class Recipe:
 
     Raises:
         ForgeError: The recipe does not render, a file that it names is missing, a target_directory
-            is not a plain path, or an output has another form of build string than required or
-            lacks the digest variant.
+            is not a plain path, an output's build string does not have the required form, or an
+            output does not use the variant key DIGEST_KEY.
         NoPackage: The variants skip every output.
     """
 
@@ -97,7 +97,7 @@ class Recipe:
                 self.sources.append(source)
 
     def _require_build_string(self, output: Data, base: Base) -> None:
-        """Raise ForgeError if an output lacks the digest variant or its build string is wrong."""
+        """Raise ForgeError if an output does not use DIGEST_KEY or its build string is wrong."""
         name = output["package"]["name"]
         build = output["build"]["string"]
         use_keys = output["build"].get("variant", {}).get("use_keys", [])

@@ -4,7 +4,7 @@
 git runs programs that a repository's configuration names: hooks, filters, a file monitor, or a
 helper that fetches missing objects. So this module never opens a repository that it has not made
 itself in the same process, not even one in the cache. It makes a new repository, and uses only the
-objects of the other one.
+objects of the existing one.
 """
 
 import os
