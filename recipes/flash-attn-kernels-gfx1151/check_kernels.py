@@ -33,7 +33,7 @@ for key, kernel in kernels.items():
 compared = set()
 for compiled in testing.compile_sample(calls):
     digest = hashlib.sha256(compiled.elf).hexdigest()
-    require(digest in listed, f"the package has no identical file for {compiled.name}")
+    require(digest in listed, f"no packaged file is identical to the new {compiled.name}")
     compared.add(digest)
 require(compared, "nothing was compared")
 print(f"{len(kernels)} kernels; {len(compared)} compiled again, with identical results")

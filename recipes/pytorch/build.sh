@@ -15,7 +15,8 @@ prepare() {
     # NNPACK would download the package six, which the host environment already has.
     : > third_party/NNPACK/cmake/DownloadSix.cmake
     # Link AOTriton's prefix into the source tree. Otherwise CMake would write the library's folder into RPATH. AOTriton
-    # has a prefix of its own, opt/aotriton, because torch installs everything that is in this prefix's lib and include.
+    # has a prefix of its own, opt/aotriton, because torch installs everything that is in lib and include of the prefix
+    # that it gets for AOTriton.
     ln -sfn "$PREFIX/opt/aotriton" "$AOTRITON_INSTALLED_PREFIX"
     make_gcc_view
     python tools/amd_build/build_amd.py

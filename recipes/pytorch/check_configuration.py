@@ -89,7 +89,7 @@ def find_rule_faults(ninja: str, gpu: str) -> list[str]:
 
 
 def find_foreign_parts(ninja: str, prefix: str) -> list[str]:
-    """Return a line for each part that does not come from the environment."""
+    """Return a line for each part of the build that does not come from the environment."""
     faults = []
     # CMake's ExternalProject has a stamp file for each download.
     stamps = set(re.findall(r"\S*-stamp/([\w.+-]+)-download\b", ninja))

@@ -247,7 +247,7 @@ def check_manifest(tree: Path, commit: str) -> list[str]:
     except (OSError, ValueError, KeyError) as error:
         raise Refused(f"{MANIFEST} is not a TheRock manifest: {error!r}") from None
     if built_from != commit:
-        raise Refused(f"{MANIFEST} names TheRock commit {built_from}, but the recipe {commit}")
+        raise Refused(f"{MANIFEST} names TheRock commit {built_from}, the recipe names {commit}")
     return []
 
 

@@ -113,7 +113,7 @@ def write_list(package: Path, kernels: dict) -> None:
     (package / "kernels.json").write_text(json.dumps({"kernels": kernels}))
 
 
-# Each of these functions damages a package that has one kernel.
+# Each of these functions, except `flip`, damages a package that has one kernel.
 
 
 def flip_code(package: Path) -> None:

@@ -114,7 +114,7 @@ def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, list[str]]:
-    """Parse `KEY=VALUE` words into variant values. Raise ForgeError for another form."""
+    """Parse `KEY=VALUE` words into variant values. Raise ForgeError for words of another form."""
     values: dict[str, list[str]] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -366,7 +366,7 @@ def main() -> int:
         verdict = "correct" if is_correct else "WRONG"
         print(
             f"{verdict}  {name}: error of the loss {loss:.1e}, at most {loss_bound:.0e};"
-            f" of the gradient's norm {norm:.1e}, at most {norm_bound:.0e}"
+            f" error of the gradient's norm {norm:.1e}, at most {norm_bound:.0e}"
         )
     if not is_bitsandbytes_available():
         print("SKIPPED  NF4: bitsandbytes is not installed")

@@ -228,7 +228,7 @@ def link_library(name: str, *needs: str) -> Callable[[Path], object]:
 SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another commit": (
         lambda s: (s / tree.MANIFEST).write_text(json.dumps({"the_rock_commit": "0" * 40})),
-        f"names TheRock commit {'0' * 40}, but the recipe {sdk_tree.COMMIT}",
+        f"names TheRock commit {'0' * 40}, the recipe names {sdk_tree.COMMIT}",
     ),
     "no manifest": (lambda s: (s / tree.MANIFEST).unlink(), "is not a TheRock manifest"),
     "dangling": (

@@ -247,7 +247,7 @@ class Preview:
         return ""
 
     def _add_built(self, step: Step) -> None:
-        """Add the channel's records of a step that is up to date."""
+        """Add the records of a step that is up to date from the channel to the preview."""
         exports = {}
         for rendered in step.rendered:
             output = RenderedOutput(rendered, step.rendered)

@@ -295,7 +295,7 @@ class LogFollower:
                 self._streams[key] = stream
 
     def _read_new(self, stream: BinaryIO) -> bytes:
-        """Return the new part of a log, without the copy of its staging output's log.
+        """Return the new part of an output's log, without the copy of its staging output's log.
 
         rattler-build begins the log of an output with a copy of its staging output's log.
         """

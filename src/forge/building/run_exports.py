@@ -52,8 +52,8 @@ def _download(url: str) -> dict[str, Exports]:
     try:
         network.download(network.client(), url, limited)
     except RuntimeError:
-        # The file is optional. Without it, run exports of conda-forge's packages are not known, and
-        # the preview's packages lack the requirements that they would add.
+        # The file is optional. Without it, the run exports of conda-forge's packages are not known,
+        # and packages of the preview lack the requirements that these run exports would add.
         return {}
     compressed.seek(0)
     decompressor = zstandard.ZstdDecompressor()

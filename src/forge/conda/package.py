@@ -301,7 +301,7 @@ class Places:
     scripts: Sequence[str]
 
     def map_targets(self, site_packages: str) -> dict[str, str | None]:
-        """Map the path of each file in a prefix to the target if the file is a link, else to None.
+        """Map the path that each file has in a prefix to its target if it is a link, else to None.
 
         Args:
             site_packages: The folder for modules, relative to the prefix.

@@ -27,7 +27,7 @@ def parse_package_name(spec: str) -> str:
 def virtual_packages() -> list[GenericVirtualPackage]:
     """Detect virtual packages such as __glibc as pixi does.
 
-    The environment variable CONDA_OVERRIDE_NAME=VERSION replaces a version.
+    The environment variable CONDA_OVERRIDE_NAME=VERSION replaces the version of `__name`.
     """
     overrides = rattler.VirtualPackageOverrides.from_env()
     # py-rattler 0.25 detects no AMD GPUs.

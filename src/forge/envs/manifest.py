@@ -80,7 +80,7 @@ class Manifest:
         """Read a manifest.
 
         Raises:
-            ForgeError: The file is not a manifest, or pixi would solve it differently.
+            ForgeError: The file is not a manifest, or pixi could solve it differently than forge.
         """
         try:
             data = tomllib.loads(read_text(path))

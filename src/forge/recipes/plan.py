@@ -64,8 +64,9 @@ class Step:
     def digest_value(self) -> str:
         """The value of the variant `content_digest`, BASE-CONTENT-ALL.
 
-        CONTENT is the digest of the recipe's own content, which `forge verify` compares with the
-        digest in a package. ALL is a digest of all parts of `digest`.
+        BASE is the name of the base. CONTENT is the digest of the recipe's own content, which
+        `forge verify` compares with the digest in a package. ALL is a digest of all parts of
+        `digest`.
         """
         parts = repr(sorted(self.digest.items()))
         key = hashlib.sha256(parts.encode()).hexdigest()[:16]

@@ -124,8 +124,8 @@ class _Members:
             self._has_links = self._has_links or is_link
             hard_link = member.linkname if member.islnk() else ""
             self._check(member.size, member.name, hard_link)
-            # With the archive's names, tarfile would look up the user and the group of every file
-            # if root runs it.
+            # Clear these names. Otherwise, if root runs tarfile, it would look up the user and the
+            # group of every file.
             member.uname = ""
             member.gname = ""
             is_selected = self._is_selected(member.name)

@@ -203,7 +203,7 @@ def _git(repository: Path | None, *words: str, settings: Settings = ()) -> str:
 
 
 def _run(command: list[str], variables: dict[str, str]) -> str:
-    """Run git and return its output. Raise NotAttempted with the last line of its errors."""
+    """Return git's output. If git fails, raise NotAttempted with the last line of its errors."""
     try:
         done = subprocess.run(
             command,
