@@ -209,7 +209,8 @@ def _read_limits(name: str, controller: str = "") -> Iterator[str]:
     if not groups.exists():
         # The kernel was built without control groups.
         return
-    for line in groups.read_text().splitlines():
+    # The name of a control group may be any bytes.
+    for line in map(os.fsdecode, groups.read_bytes().splitlines()):
         _, controllers, group = line.split(":", 2)
         if controllers != controller:
             continue

@@ -156,7 +156,7 @@ def limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         for path, text in {"proc/self/cgroup": groups, **files}.items():
             file = tmp_path / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"{text}\n")
+            file.write_bytes(os.fsencode(f"{text}\n"))
 
     return write
 
@@ -203,6 +203,7 @@ OF_PARENT = {
         ("0::/", {}, 64, 8),
         ("0::/", IN_CONTAINER, 6, 3),
         ("0::/", {"cgroup/cpu.max": "150000 100000"}, 64, 2),
+        ("0::/caf\udce9", {"cgroup/caf\udce9/memory.max": str(4 << 30)}, 4, 2),
         ("0::/a.slice/b.scope", OF_PARENT, 8, 4),
         ("0::/a.slice/b.scope", {"cgroup/a.slice/b.scope/memory.max": str(1 << 40)}, 64, 8),
         ("5:cpu:/c\n4:memory:/c", {"cgroup/memory/c/memory.limit_in_bytes": str(1 << 30)}, 1, 1),
