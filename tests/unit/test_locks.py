@@ -468,8 +468,26 @@ def test_pixi_reads_the_configuration_of_the_clone(
         assert (folder / ".pixi/config.toml").read_text() == "[mirrors]"
     (stack.copy.folder / ".pixi/config.toml").unlink()
     write_text(stack.copy.folder / ".pixi/config.toml", "# own")
-    stack.pixi("install")
-    assert (stack.copy.folder / ".pixi/config.toml").read_text() == "# own"
+    again = tmp_path / "scratch again"
+    stack.pixi("lock", folder=again)
+    for folder in (stack.copy.folder, again):
+        assert (folder / ".pixi/config.toml").read_text() == "# own"
+
+
+def test_pixi_reads_the_configuration_of_a_clone_that_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("variants.yaml", "stacks"):
+        write_text(tmp_path / "old/.pixi/config.toml", "[mirrors]")
+        (tmp_path / "old" / name).symlink_to(CHECKOUT / name)
+    monkeypatch.setattr(stacks.shutil, "which", lambda _: "/bin/true")
+    monkeypatch.delenv("FORGE_NO_PIXI", raising=False)
+    for name in ("old", "new"):
+        if name == "new":
+            (tmp_path / "old").rename(tmp_path / "new")
+        stack = Stack(Context(root=tmp_path / name), "attention")
+        stack.pixi("install")
+        assert (stack.copy.folder / ".pixi/config.toml").read_text() == "[mirrors]"
 
 
 def test_the_versions_of_pixi_that_a_manifest_requires(tmp_path: Path) -> None:

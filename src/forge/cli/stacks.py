@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -187,19 +187,25 @@ class Stack:
                 "update it (pixi self-update), or set FORGE_NO_PIXI=1 to continue without pixi"
             )
         folder = folder or self.copy.folder
-        self._link_configuration(folder)
+        # pixi reads its configuration only in the folder of the manifest. The copy's own one comes
+        # before the clone's.
+        _link_configuration(self.ctx.project.root, self.copy.folder)
+        _link_configuration(self.copy.folder, folder)
         return [pixi, command, "--manifest-path", str(folder / "pixi.toml"), *options]
 
-    def _link_configuration(self, folder: Path) -> None:
-        """Let pixi read the clone's configuration, such as mirrors, unless the folder has its own.
 
-        pixi reads `.pixi/config.toml` only in the folder of the manifest.
-        """
-        configuration = self.ctx.project.root / PIXI_CONFIGURATION
-        link = folder / PIXI_CONFIGURATION
-        if configuration.exists() and not os.path.lexists(link):
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(configuration)
+def _link_configuration(source: Path, folder: Path) -> None:
+    """Let pixi read a folder's configuration, such as mirrors, in a folder that has none."""
+    configuration = source / PIXI_CONFIGURATION
+    link = folder / PIXI_CONFIGURATION
+    if not configuration.exists() or link.exists():
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    # The link to the configuration of a clone that was moved leads nowhere.
+    link.unlink(missing_ok=True)
+    # Another process may make the link at the same time.
+    with suppress(FileExistsError):
+        link.symlink_to(configuration)
 
 
 def _find_stacks(ctx: Context) -> dict[str, Path]:
