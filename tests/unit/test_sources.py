@@ -64,7 +64,7 @@ def test_source_without_what_pins_it(tmp_path: Path, source: str, message: str) 
 def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings come from [global], [install] and the environment, and the last one wins.
 
-    This is the order of `pip install`, whose options the driver uses.
+    This is the order of `pip install`, whose options the driver uses. pip ignores empty values.
     """
     file = tmp_path / "pip.conf"
     file.write_text(
@@ -75,6 +75,7 @@ def test_settings_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
     monkeypatch.setenv("PIP_CERT", "i")
+    monkeypatch.setenv("PIP_PROXY", "")
     settings = download.pip_settings.__wrapped__()
     assert (settings["index-url"], settings["proxy"], settings["cert"]) == ("a", "f", "i")
     assert settings["extra-index-url"].split() == ["d", "e"]
@@ -175,6 +176,8 @@ def test_proxy(index: Index) -> None:
         ("extra-index-url", "http://u:word@h:x/simple", "has the index http://h:x/simple, which"),
         ("find-links", "http://[::1/wheels", r"offers no demo .*; http://\[::1/wheels: Val.*IPv6"),
         ("client-cert", "/nowhere/me.pem", "cannot read the certificate /nowhere/me.pem: .*No"),
+        ("client-cert", "~nobody.invalid/me.pem", "cannot read the certificate ~nobody.inv"),
+        ("cert", "~nobody.invalid/ca.pem", "cannot read pip's certificates ~nobody.inv"),
         ("client-cert", "/dev/null", r"cannot read the certificate /dev/null: \[SSL\]"),
     ],
 )

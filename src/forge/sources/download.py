@@ -139,7 +139,8 @@ def pip_settings() -> dict[str, str]:
         raise ForgeError(f"pip cannot read its configuration: {done.stderr.strip()}")
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for section, key, value in re.findall(r"^(.+?)\.([\w-]+)=(.*)$", done.stdout, re.M):
-        if section in sections:
+        # Like pip, ignore empty values. For example, containers often set PIP_PROXY to nothing.
+        if section in sections and ast.literal_eval(value):
             sections[section][key] = ast.literal_eval(value)
     return sections["global"] | sections["install"] | sections[":env:"]
 
@@ -168,7 +169,7 @@ class Downloader:
         if settings.get("no-index", "").lower() in TRUE:
             self._finder.sources.clear()
         for place in words.get("find-links", []):
-            folder = os.path.expanduser(place)  # noqa: PTH111 (it may be a URL)
+            folder = _expand(place)
             # A folder that does not exist is ignored; pip also only warns about it.
             if "://" in folder or Path(folder).exists():
                 self._finder.add_find_links(folder)
@@ -273,7 +274,7 @@ def _make_client(settings: dict[str, str], index_urls: list[str]) -> Client:
         proxy = f"http://{proxy}"
     client_certificate = settings.get("client-cert")
     if client_certificate:
-        client_certificate = str(Path(client_certificate).expanduser())
+        client_certificate = _expand(client_certificate)
     verify = _load_certificates(settings)
     try:
         return Client(
@@ -305,13 +306,19 @@ def _require_url(setting: str, url: str) -> None:
         raise ForgeError(f"{reason}. Correct it; pip config debug names its place") from None
 
 
+def _expand(path: str) -> str:
+    """Replace a leading ~ by the home folder, if there is one. `path` may also be a URL."""
+    # Path.expanduser raises RuntimeError if there is no home folder.
+    return os.path.expanduser(path)  # noqa: PTH111
+
+
 def _load_certificates(settings: dict[str, str]) -> ssl.SSLContext | bool:
     """Return pip's certificates for httpx; True for the default certificates."""
     bundle = settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE")
     if not bundle:
         return True
     try:
-        return ssl.create_default_context(cafile=Path(bundle).expanduser())
+        return ssl.create_default_context(cafile=_expand(bundle))
     except OSError as error:
         raise ForgeError(f"cannot read pip's certificates {bundle}: {error}") from None
 
