@@ -137,6 +137,16 @@ def test_each_set_of_the_triton_packages(
     assert calls == package.SHIPPED[shipped]
 
 
+@pytest.mark.parametrize("library", ["flash-attn", "vllm", "triton-packages"])
+def test_an_unknown_set_of_kernels_is_named(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["packages", library, "all", str(tmp_path / "kernels"), str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit, match="no set 'all' of kernels; the sets are: sample, core, f"):
+        runpy.run_path(kernel_packages.__file__, run_name="__main__")
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

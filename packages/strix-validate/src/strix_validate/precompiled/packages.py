@@ -200,8 +200,10 @@ def list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
 
     Raises:
         CannotRun: The library is not installed, or no folder of vLLM's source is given.
-        ValueError: The folder is not a source tree of vLLM.
+        ValueError: There is no such set, or the folder is not a source tree of vLLM.
     """
+    if set_name not in FLASH_SETS:
+        raise ValueError(f"no set {set_name!r} of kernels; the sets are: {', '.join(FLASH_SETS)}")
     if library == "flash-attn":
         return list(FLASH_SETS[set_name]())
     if library == "vllm":
