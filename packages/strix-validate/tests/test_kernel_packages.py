@@ -298,6 +298,7 @@ def group(weights: dict, **change: object) -> dict:
 
 W4A16 = FORMATS["w4a16"]["config_groups"]["group_0"]["weights"]
 FP8_BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 MIXED = {"config_groups": {"a": {"weights": W4A16}, "b": {"weights": W4A16 | {"num_bits": 8}}}}
 
 
@@ -311,6 +312,9 @@ MIXED = {"config_groups": {"a": {"weights": W4A16}, "b": {"weights": W4A16 | {"n
         (group(W4A16 | {"actorder": "group"}), None),
         (group(W4A16 | {"actorder": "static"}), INT4_WITHOUT_ZEROS),
         (MIXED, None),
+        (GPTQ, INT4_WITHOUT_ZEROS),
+        (GPTQ | {"desc_act": True}, None),
+        (GPTQ | {"group_size": -1}, None),
         (FORMATS["fp8-blocks"], FP8_EXPERTS),
         (FORMATS["w8a16"], None),
         (FORMATS["w4a16-channels"], None),

@@ -251,11 +251,16 @@ def _read_expert_weights(config: dict, text: dict) -> dict[str, Any] | None:
     block_sizes = quantized.get("weight_block_size")
     if block_sizes:
         return None if bits else _read_block(block_sizes)
-    if bits != 4:
+    # vLLM refuses GPTQ weights with desc_act.
+    if bits != 4 or quantized.get("desc_act"):
+        return None
+    group_size = int(quantized["group_size"])
+    if group_size <= 0:
+        # Each row has one scale.
         return None
     is_symmetric = quantized.get("sym", True)
     return {
-        "group": int(quantized["group_size"]),
+        "group": group_size,
         "zeros": bool(quantized.get("zero_point", not is_symmetric)),
     }
 
