@@ -104,13 +104,22 @@ def test_a_short_context_is_skipped(judged):
     assert not [r for r in results.values() if r.state is State.FAILED]
 
 
+@pytest.mark.parametrize("context", [600, 1023])
+def test_a_context_without_room_for_the_known_text_is_skipped(context, judged):
+    names = {"text", "prefix", "speculation", "context"}
+    for result in judged(names, context=context, drafts=True).values():
+        assert result.state is State.SKIPPED, result
+        reason = result.measured["own_reason"]
+        assert reason == f"the server's context of {context} tokens is shorter than 1024"
+
+
 def test_a_prompt_that_the_context_does_not_hold_is_skipped(judged):
     results = judged({"recall-8192"}, context=8447)
     assert results["recall-8192"].state is State.SKIPPED
     assert "8447 tokens is shorter than 8448" in results["recall-8192"].measured["own_reason"]
 
 
-@pytest.mark.parametrize(("context", "short"), [(960, 480), (40_960, 1024)])
+@pytest.mark.parametrize(("context", "short"), [(1024, 512), (40_960, 1024)])
 def test_the_end_of_the_context_is_compared_with_a_shorter_prompt(context, short, judged):
     result = judged({"context"}, context=context, fault="context-unread")["context"]
     assert result.state is State.FAILED

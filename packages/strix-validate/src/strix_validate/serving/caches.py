@@ -22,6 +22,7 @@ from strix_validate.serving.judges import (
     judge_pairs,
     judge_usage,
     read_known_text,
+    require_room_for_text,
 )
 
 #: Number of tokens that prompts share, not counting _BEYOND_BLOCK: the size of the largest block
@@ -78,6 +79,8 @@ class Pages:
     """
 
     def __init__(self, server: Endpoint) -> None:
+        """Encode the known text. Raise CannotRun if the server's context is too short for it."""
+        require_room_for_text(server)
         self._server = server
         self.begin: list[int] = []
         first = server.generate("Again", 1).prompt
@@ -125,7 +128,7 @@ def judge_prefix(server: Endpoint) -> dict:
     The prompts are sent one by one, several at once, and as later turns of a conversation.
 
     Raises:
-        CannotRun: A block of the cache does not fit into the context.
+        CannotRun: A block of the cache or the known text does not fit into the context.
     """
     block = server.block_size()
     length = shared_length(server.context(), block)
@@ -241,7 +244,8 @@ def judge_speculation(server: Endpoint, plain: Endpoint | None = None) -> dict:
             way.
 
     Raises:
-        CannotRun: The server drafted no tokens, or the second server drafts tokens.
+        CannotRun: The server drafted no tokens, the second server drafts tokens, or the context is
+            too short.
     """
     drafted_before = server.count(_DRAFTED) or 0.0
     has_counters = bool(server.metrics())
@@ -313,7 +317,7 @@ def judge_context(server: Endpoint) -> dict:
     has the memory for them, and that the answer is not too long.
 
     Raises:
-        CannotRun: The server does not list the length of its context.
+        CannotRun: The server does not list the length of its context, or the context is too short.
     """
     context = server.context()
     if not context:

@@ -77,6 +77,8 @@ LETTERS = ("日本語、中文、한국어、Ελληνικά、🙂🦭🙂🦭
 _LISTED = 5
 #: A listed token is compared if it is at most this many nats below the likeliest token.
 _NEAR = 5.0
+#: Tokens of a context that has room for the known text, which has 800 to 900 tokens.
+_TEXT_CONTEXT = 1024
 #: How many numbers are hidden in a long prompt.
 _HIDDEN = 5
 #: Maximum number of letters of a long prompt, for each token that the prompt should have.
@@ -86,6 +88,13 @@ _LETTERS_PER_TOKEN = 8
 def read_known_text() -> str:
     """Return six passages that every model was trained on, from Lincoln, Austen and others."""
     return (files(__package__) / "known_text.txt").read_text()
+
+
+def require_room_for_text(server: Endpoint) -> None:
+    """Raise CannotRun if the server's context may be too short for the known text."""
+    context = server.context()
+    if 0 < context < _TEXT_CONTEXT:
+        raise CannotRun(f"the server's context of {context} tokens is shorter than {_TEXT_CONTEXT}")
 
 
 def largest_difference(first: Sequence[float], second: Sequence[float]) -> float:
@@ -331,7 +340,11 @@ def judge_text(server: Endpoint) -> dict:
 
     A window may exceed the limit of nats per token if it meets the limit of bits per byte, because
     the tokens of models differ in length.
+
+    Raises:
+        CannotRun: The context is shorter than the text.
     """
+    require_room_for_text(server)
     text = read_known_text()
     logprobs = server.score(text).logprobs
     num_tokens = len(logprobs)
