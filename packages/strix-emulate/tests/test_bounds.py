@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgpack
 import numpy as np
 import pytest
+import typer
 from strix_emulate import cli
 from strix_emulate.code import elf as elf_module
 from strix_emulate.code import limits, loader
@@ -254,3 +255,11 @@ def test_an_array_that_unpacks_to_more(tmp_path, monkeypatch: pytest.MonkeyPatch
     for name in ("a.npz", "a.npy"):
         with pytest.raises(EmulatorError, match="holds .* bytes, more than 65536, the limit"):
             cli._parse_argument(f"in={tmp_path / name}", {})
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf"])
+def test_a_limit_of_time_that_no_launch_can_have_is_refused(seconds):
+    parser = typer.main.get_command(cli.app).commands["device"]
+    with pytest.raises(typer.BadParameter) as raised:
+        parser.make_context("device", ["--seconds", seconds, "true"])
+    assert "--seconds" in raised.value.format_message()

@@ -165,7 +165,11 @@ def device(  # noqa: PLR0913 (a command's options)
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Seconds after which a launch counts as hung. Default: 1800."),
+        typer.Option(
+            min=1,
+            max=604800,
+            help="Seconds after which a launch counts as hung. Default: 1800.",
+        ),
     ] = None,
     devices: Annotated[
         int,
