@@ -200,7 +200,7 @@ def test_an_unknown_state_is_refused(
 
 # The record of a run on another GPU, without checks.
 HARNESS: dict[str, Any] = {
-    "schema": 2,
+    "schema": 3,
     "created": "2026-11-26T14:39:46Z",
     "command": ["run"],
     "size": "full",

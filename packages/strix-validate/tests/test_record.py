@@ -38,6 +38,17 @@ def test_record_survives_its_own_json(tmp_path):
     assert json.loads(original.dump())["schema"] == record.SCHEMA
 
 
+def test_an_older_record_is_named_as_such(tmp_path):
+    """In records of schema 2, `purpose` is called `why`."""
+    file = tmp_path / "old.json"
+    old = json.loads(make(FAILED).dump()) | {"schema": 2}
+    for check in old["checks"]:
+        check["why"] = check.pop("purpose")
+    file.write_text(json.dumps(old))
+    with pytest.raises(record.BadRecord, match="not a record of schema 3: schema .* be 3"):
+        record.load(file)
+
+
 @pytest.mark.parametrize(
     ("comparison", "reason"),
     [

@@ -17,7 +17,7 @@ from strix_validate.checks import Result, Severity, State
 from strix_validate.json_file import read_small_file
 
 #: The version of the schema. It is raised when a field changes its meaning or is removed.
-SCHEMA = 2
+SCHEMA = 3
 #: A run proves that packages work only if checks of all tiers in _PROVING_TIERS passed, the size is
 #: in _PROVING_SIZES, and at least _PROVING_COMPARISONS tensors were compared.
 _PROVING_TIERS = {"doctor", "backend", "libraries", "attention"}
@@ -156,7 +156,7 @@ class Record(StrictModel):
         unfinished: Number of checks that did not run because the run was interrupted.
     """
 
-    schema_version: Literal[2] = Field(SCHEMA, alias="schema")
+    schema_version: Literal[3] = Field(SCHEMA, alias="schema")
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
     created: datetime
     command: list[str]
