@@ -460,7 +460,7 @@ def require_loadable(files: dict[str, Path]) -> list[str]:
             libraries = sorted(read_needed(path)) if path.is_file() else []
             for library in libraries:
                 if library not in available and not is_glibc(library):
-                    lines.append(f"{part}: {name} needs {library}, which no package has")
+                    lines.append(f"{part}: {name} needs {library}, which it cannot find")
         if part != "devel":
             refuse(lines)
     return lines

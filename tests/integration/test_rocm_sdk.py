@@ -110,7 +110,7 @@ def test_what_is_a_warning(source: Path, tmp_path: Path) -> None:
     source.rename(tmp_path / "prefix" / tree.ROOT)
     report = tree.stage(tmp_path / "prefix", sdk_tree.COMMIT)
     name = "lib/librocprof-sys.so.1"
-    assert f"warning: devel: {name} needs libdyninst.so.13, which no package has" in report
+    assert f"warning: devel: {name} needs libdyninst.so.13, which it cannot find" in report
     (line,) = [line for line in report if "MIOpen" in line]
     assert line.startswith("warning: no find-db for gfx1151")
 
@@ -251,11 +251,11 @@ SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "foreign in core": (
         link_library("lib/libamd_comgr.so.3", "libtinfo.so.6"),
-        "core: lib/libamd_comgr.so.3 needs libtinfo.so.6, which no package has",
+        "core: lib/libamd_comgr.so.3 needs libtinfo.so.6, which it cannot find",
     ),
     "foreign in libraries": (
         link_library("lib/librocfft.so.0", "libfftw3.so.3"),
-        "libraries: lib/librocfft.so.0 needs libfftw3.so.3, which no package has",
+        "libraries: lib/librocfft.so.0 needs libfftw3.so.3, which it cannot find",
     ),
     "of a later package": (
         link_library("lib/libamd_comgr.so.3", "librocblas.so.5"),
@@ -328,7 +328,7 @@ SPOILED_PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda root: (root / "lib/libhip.so").symlink_to("nowhere"),
         "dangling links: ['lib/libhip.so']",
     ),
-    "lost library": (remove_library, "needs librocm_sysdeps_elf.so.1, which no package has"),
+    "lost library": (remove_library, "needs librocm_sysdeps_elf.so.1, which it cannot find"),
 }
 
 
