@@ -194,9 +194,10 @@ def check_linear_4bit(device: str, draw) -> int:
     """Check Linear4bit with up to 8 rows (the fused kernel) and with 9, and its gradient with 9."""
     cases = 0
     # columns, size of a block, whether scales are quantised, kind
+    # The fused kernel takes 1,024 columns of a row in each iteration of its loop.
     shapes = (
-        (1152, 64, True, "nf4"),  # more than one iteration of 1,024 columns
-        (96, 32, False, "fp4"),  # one short iteration
+        (1152, 64, True, "nf4"),  # the loop has more than one iteration
+        (96, 32, False, "fp4"),  # the loop has one iteration, with fewer than 1,024 columns
         (96, 64, True, "nf4"),  # the number of columns is not a multiple of the block size
     )
     for dtype, (columns, size, nested, kind) in itertools.product(DTYPES, shapes):

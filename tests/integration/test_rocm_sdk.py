@@ -138,7 +138,7 @@ def test_files_that_no_rule_knows_are_counted(source: Path, tmp_path: Path) -> N
     with pytest.raises(SystemExit) as error:
         stage(source, tmp_path)
     lines = str(error.value).splitlines()
-    assert lines[0].endswith(f"the recipe {sdk_tree.COMMIT}") and len(lines) == 22
+    assert lines[0].endswith(f"the recipe names {sdk_tree.COMMIT}") and len(lines) == 22
     assert lines[1].startswith("surprise-000: no rule") and lines[-1] == "and 980 more like these"
 
 

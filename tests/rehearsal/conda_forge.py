@@ -288,7 +288,10 @@ def lay_out_part(folder: Path, part: Part) -> None:
 def make_output(
     name: str, version: str, build: str, needs: Iterable[str], exports: Any, files: Path
 ) -> dict[str, Any]:
-    """Return an output of the recipe, whose script copies `files`."""
+    """Return one output of the recipe that `build` writes.
+
+    The script of the output copies the contents of the folder `files` into the prefix.
+    """
     requirements: dict[str, Any] = {"run": [*needs]}
     if exports:
         requirements["run_exports"] = exports

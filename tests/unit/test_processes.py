@@ -203,7 +203,7 @@ OF_PARENT = {
         ("0::/", {}, 64, 8),
         ("0::/", IN_CONTAINER, 6, 3),
         ("0::/", {"cgroup/cpu.max": "150000 100000"}, 64, 2),
-        ("0::/caf\udce9", {"cgroup/caf\udce9/memory.max": str(4 << 30)}, 4, 2),
+        ("0::/a\udce9", {"cgroup/a\udce9/memory.max": str(4 << 30)}, 4, 2),
         ("0::/a.slice/b.scope", OF_PARENT, 8, 4),
         ("0::/a.slice/b.scope", {"cgroup/a.slice/b.scope/memory.max": str(1 << 40)}, 64, 8),
         ("5:cpu:/c\n4:memory:/c", {"cgroup/memory/c/memory.limit_in_bytes": str(1 << 30)}, 1, 1),

@@ -91,9 +91,8 @@ def table() -> str:
 
 def targets() -> str:
     """Return a C file with the table of GPUs that device.h declares."""
-    # The emulator's sources have the table. They are imported from this checkout, because the
-    # emulator may not be installed.
-    sys.path.append(str(HERE.parent / "src"))
+    # The emulator's sources in this checkout have the table. An installed emulator may be older.
+    sys.path.insert(0, str(HERE.parent / "src"))
     from strix_emulate.code.target import TARGETS
 
     rows = []

@@ -240,8 +240,9 @@ def _division_fix(form: tuple, underflow: int | None) -> Callable:
         top = 1 << (form[3] - 1)
         size = quotient & ~top
         if value(quotient, form)[0] == "nan":
-            # The quotient is a NaN because earlier steps overflowed. LLVM's division needs infinity
-            # here.
+            # The quotient is a NaN because earlier steps overflowed. In the ISA document, the
+            # result is this NaN, but LLVM's division is correct only if V_DIV_FIXUP returns
+            # infinity. Both results are allowed.
             return {NAN[form], infinity}
         return size | top * negative
 

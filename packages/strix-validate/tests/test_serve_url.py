@@ -193,7 +193,7 @@ FAULTS: list[tuple[str, set[str], str]] = [
     ("early-end", {"chat-answer"}, "in a chat a token is less likely"),
     ("chat-echo", {"chat-answer"}, "it is an echo"),
     ("chat-other-text", {"chat-answer"}, "is not the text of its tokens"),
-    ("chat-no-stop", {"chat-answer"}, "before the stop string"),
+    ("chat-no-stop", {"chat-answer"}, "expected an end before the stop string"),
     ("chat-lost", {"chat-answer", "schema", "tools"}, "of a streamed chat"),
     ("chat-one-part", {"chat-answer"}, "in one part"),
     ("chat-letters", {"schema"}, "content of a streamed chat"),

@@ -77,7 +77,7 @@ class Withdrawal:
     date: str = field(default_factory=_today)
 
     def is_valid(self) -> bool:
-        """Return whether the values have the form that `withdraw` writes."""
+        """Return whether `file` is a valid SUBDIR/FILE, and the other values are strings."""
         subdir, _, name = self.file.partition("/")
         if subdir not in SUBDIRS or not FILE_NAME.fullmatch(name):
             return False

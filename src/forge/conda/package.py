@@ -239,7 +239,11 @@ class Package:
             is_link = target is not None
             is_listed_as_link = self.listed[name] == A_LINK
             if is_link != is_listed_as_link:
-                _refuse(self.path, name, "is a link but listed as a file, or the reverse")
+                _refuse(
+                    self.path,
+                    name,
+                    "is a link but listed as a file in info/paths.json, or the reverse",
+                )
         require_confined([self.places])
         if contents:
             changed = sorted(self.digests.items() - self.listed.items())

@@ -62,7 +62,10 @@ def is_store(ins: Instruction) -> bool:
 
 @dataclass(frozen=True)
 class _Branch:
-    """The code whose execution a branch decides, if this code only computes.
+    """The code that a branch executes or skips.
+
+    `_branch` returns it only if the code does no more than write registers: it has no store,
+    atomic, DS_APPEND, DS_CONSUME, barrier or trap.
 
     Attributes:
         body: Indices of the instructions between the branch and the place where its paths meet.

@@ -32,16 +32,16 @@ def store(x: Tensor, dtype: Precision) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor, dtype: Precision, rows: int = 8192) -> Tensor:
-    """Compute x @ weight^T in the working dtype, without rounding.
+    """Compute x @ weight^T in the working dtype of `dtype`, and return it in the working dtype.
 
-    For TERMS, compute the product of the absolute values.
+    The product is not rounded to `dtype`. For TERMS, compute the product of the absolute values.
 
     Args:
         x: (..., columns).
         weight: (rows of the weight, columns).
-        dtype: Precision of the result.
-        rows: Number of the weight's rows that are converted at a time. A whole LM head of 248,000
-            tokens would not fit into memory in float64.
+        dtype: Precision for which the product is computed; see :func:`working_dtype`.
+        rows: Number of the weight's rows that are converted at a time. In float64, a whole LM head
+            of 248,000 tokens may not fit into memory.
     """
     x = x.to(working_dtype(dtype))
     if dtype == TERMS:
@@ -79,7 +79,7 @@ def rotate(
         cos: (..., rotary_dim / 2), the cosines of the angles. It broadcasts to x's leading
             dimensions.
         sin: The sines, of the same shape.
-        dtype: Precision of the result.
+        dtype: Precision for which the result is computed; see :func:`working_dtype`.
         neighbours: Whether neighbouring elements form a pair; otherwise elements i and
             i + rotary_dim / 2 do.
     """
@@ -313,7 +313,7 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
         scale: Scale of the scores; None is 1 / sqrt(head_dim).
         lse: Also return the natural logarithm of each query's sum of exp(scores), -inf for a query
             without keys. Kernels keep it in float32, whatever their dtype.
-        dtype: Precision of the result.
+        dtype: Precision for which the result is computed; see :func:`working_dtype`.
 
     Returns:
         out, dq, dk and dv with the shapes of grad_out, q, k and v; and, if requested, lse (batch,

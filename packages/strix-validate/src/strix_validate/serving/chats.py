@@ -267,7 +267,8 @@ def _judge_stop(
         if text == expected:
             return
     raise CheckFailed(
-        f"a chat's text before the stop string is {text!r:.80}, expected {expected!r:.80}"
+        f"a chat with the stop string {stop!r} returns {text[-80:]!r} at its end, expected an end "
+        f"before the stop string: {expected[-80:]!r}"
     )
 
 
