@@ -182,7 +182,8 @@ def measure(name: str, root: str, source: Path | None) -> list[str]:
         "total": (total, max(case.carve_out, case.gtt) * GIB),
         "integrated": (platform.is_integrated_gpu(0), case.is_shared),
         "free": (snapshot.free_memory, case.free * GIB),
-        # this value determines the default batch sizes for GB10 and gfx115x
+        # vLLM chooses default batch sizes by this capability: gfx115x (11.5) gets the small ones,
+        # as GB10 (12.1, NVIDIA's DGX Spark) does
         "capability": (platform.is_device_capability((11, 5)), True),
         "default fits": (fits(snapshot, 0.92, mem_utils), case.default_fits),
     }

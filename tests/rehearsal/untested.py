@@ -3,10 +3,12 @@
 
     untested.py RECIPE FOLDER [KEY=VALUE...]
 
-This is for a package whose tests require a package that is not built yet. The usual commands of the
-driver would first build the run requirements of a package, and keep no untested package. This
-program calls functions of the driver in FORGE_ROOT instead. The package is written to FOLDER, and
-never to a channel.
+Use this for a package whose tests require a package that is not built yet. The usual commands of
+the driver would first build the run requirements of the package, and would keep no package that was
+not tested. So this program calls the driver's functions directly. The environment variable
+FORGE_ROOT names the checkout whose recipes and channel are used. Without it, the checkout of the
+driver is used. Each KEY=VALUE overrides a value of variants.yaml. The package is written to FOLDER,
+and never to a channel.
 """
 
 import shutil

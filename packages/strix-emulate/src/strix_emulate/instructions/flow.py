@@ -50,7 +50,10 @@ def written_operands(ins: Instruction) -> tuple[Operand, ...]:
 
 
 def reads_vcc_implicitly(ins: Instruction) -> bool:
-    """Return whether an instruction reads VCC although VCC is not one of its operands."""
+    """Return whether a vector instruction reads VCC although VCC is not one of its operands.
+
+    The branches s_cbranch_vccz and s_cbranch_vccnz read VCC too, but are not considered here.
+    """
     return ins.name.startswith(("v_div_fmas", "v_dual_cndmask"))
 
 

@@ -802,7 +802,7 @@ CASES = (
             kv_heads=2,
             rotary="halves",
         ),
-        "a second block of queries or of new keys left out (prompts that are split into chunks)",
+        "a second block of queries or of new keys left out when a prompt is computed in chunks",
         half_only=True,
     ),
     FlashCase(

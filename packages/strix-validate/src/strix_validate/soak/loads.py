@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The loads of the GPU, and the comparison of their results.
 
-The inputs stay the same. Before the first step, the CPU computes a float64 reference for attention
-and for the product. Their results must agree with it within the bound of a correct kernel. If the
-first few results of a tensor are equal, later results must also equal them bit for bit. Copies must
-equal their source, and the server's own prefill judges its answers.
+There are up to four loads: attention, a product of matrices, copies of memory, and requests to the
+server of a tiny model. The inputs of a load are the same in every step.
+
+Before the first step, the CPU computes the results of attention and of the product in float64. If
+the first few results of a tensor are equal, each later result must equal the first one bit for bit,
+except the last result of a step. This last result, and every result of a tensor whose first results
+differ, must agree with float64 within the bound of a correct kernel. Copies must equal their
+source. To judge the server's answers, they are sent back to the server as prompts: its prefill must
+agree with the tokens that it generated.
 """
 
 import math

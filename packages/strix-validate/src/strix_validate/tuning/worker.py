@@ -5,7 +5,8 @@ The worker is a process of its own, because a kernel may hang the GPU. The worke
 JSON, each with an object of one of three kinds:
 
 - "configuration" and "fault": the number of a configuration, and the fault of its result or "".
-- "file" and "packaged": the name of vLLM's file, and the configuration that vLLM uses without it.
+- "file" and "packaged", only for vLLM: the name of the file of tuned configurations that `tune`
+  writes for vLLM, and the configuration that vLLM uses without this file.
 - "round": milliseconds of each configuration with a right result.
 """
 
