@@ -47,6 +47,14 @@ Cores = Annotated[
     int | None,
     typer.Option(min=1, help="Processor cores for the workgroups of a launch. Default: all."),
 ]
+Seconds = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        max=604800,
+        help="Seconds after which a launch counts as hung. Default: 1800.",
+    ),
+]
 Off = Annotated[
     str,
     typer.Option(
@@ -163,14 +171,7 @@ def device(  # noqa: PLR0913 (a command's options)
             help=f"Wave-instructions before a launch counts as hung. Default: {Options.budget:,}.",
         ),
     ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            max=604800,
-            help="Seconds after which a launch counts as hung. Default: 1800.",
-        ),
-    ] = None,
+    seconds: Seconds = None,
     devices: Annotated[
         int,
         typer.Option(
