@@ -170,7 +170,7 @@ def list_draft_flags(config: Mapping) -> list[str]:
         if has_state:
             flags += f" --no-enable-prefix-caching; {speculation['hybrid']}"
         lines.append(flags)
-    # In hybrid models, drafts from the prompt gave wrong text: vllm-project/vllm#39273, which is open.
+    # In hybrid models, drafts from the prompt gave wrong text: see vllm-project/vllm#39273.
     if not has_state:
         lines.append(f"{_NGRAM_FLAGS}, for texts that repeat their prompt")
     return lines
