@@ -101,7 +101,10 @@ def require_nearest(values, codes, scale, table, size, tolerance, case, keeps_si
         has_other_sign = torch.signbit(table[nearest]) != torch.signbit(x)
         excess[is_moved & has_other_sign] = 0
     excess[x == 0] = 0  # in a block of zeros, any code is right, since the scale is 0
-    require(excess.max() <= tolerance, f"{case}: a code is {excess.max():.2e} off the nearest")
+    require(
+        excess.max() <= tolerance,
+        f"{case}: a code is {excess.max():.2e} farther from its number than the nearest code",
+    )
 
 
 def require_close(result, expected, dtype, case) -> None:
@@ -487,7 +490,7 @@ def main() -> None:
     if reason:
         print(f"SKIPPED: checks on the GPU, because {reason}; nothing ran on {ARCH}")
         return
-    require(torch.cuda.is_available(), f"KFD lists a {ARCH}, but torch finds no GPU")
+    require(torch.cuda.is_available(), f"there is a {ARCH}, but torch finds no GPU")
     check_all("cuda")
 
 

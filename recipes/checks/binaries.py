@@ -172,7 +172,7 @@ def list_files(name: str) -> list[Path]:
         return [Path(name)]
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise CheckFailed(f"{name} is neither a file nor an installed package")
+        raise CheckFailed(f"no Python package {name} is installed (a file's path needs a slash)")
     files = []
     for folder in spec.submodule_search_locations:
         files += Path(folder).rglob("*.so*")

@@ -36,7 +36,9 @@ def find_skip_reason(nodes: Path = NODES, device: Path = DEVICE) -> str:
     if KFD_VERSION not in versions:
         # The nodes include CPUs, whose version is 0.
         others = ", ".join(str(version) for version in versions if version)
-        return f"KFD lists no GPU with gfx_target_version {KFD_VERSION}, only: {others or 'none'}"
+        return (
+            f"KFD lists no GPU with gfx_target_version {KFD_VERSION} (others: {others or 'none'})"
+        )
     if not os.access(device, os.R_OK | os.W_OK):
         return f"{device} cannot be opened"
     return ""

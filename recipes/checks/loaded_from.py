@@ -53,7 +53,7 @@ def main(modules: list[str]) -> None:
         importlib.import_module(module)
     outside = foreign(loaded(), Path(sys.prefix))
     require(not outside, "\n".join(f"loaded from outside: {file}" for file in outside))
-    print(f"{', '.join(modules)}: every library is from this environment")
+    print(f"{', '.join(modules)}: every library except glibc is from this environment")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ reason = find_skip_reason()
 if reason:
     print(f"SKIPPED: {reason}; nothing ran on {ARCH}")
     sys.exit()
-require(torch.cuda.is_available(), f"KFD lists a {ARCH}, but torch finds no GPU")
+require(torch.cuda.is_available(), f"there is a {ARCH}, but torch finds no GPU")
 properties = torch.cuda.get_device_properties(0)
 arch = properties.gcnArchName
 require(arch.split(":")[0] == ARCH, f"this GPU is {arch}, but the package is for {ARCH}")

@@ -31,7 +31,7 @@ libraries = [file for file in loaded() if file.name.startswith("libaotriton_v2.s
 folders = [file.parent for file in libraries]
 require(folders == [PREFIX / "lib"], f"libaotriton_v2 is loaded from {folders}, not {PREFIX}/lib")
 images = PREFIX / "lib" / "aotriton.images" / "amd-gfx115x"
-require(any(images.rglob("*")), f"{images} is empty: attention would have no kernels")
+require(any(images.rglob("*")), f"{images} is missing or empty: attention has no kernels")
 
 # BLAS libraries return complex dot products in different ways. If torch assumes the wrong way, the
 # result is zero.

@@ -19,7 +19,8 @@ phase = torch.arange(RATE) * (FREQUENCY * 2 * torch.pi / RATE)
 wave = torch.sin(phase)[None] * 0.5
 AudioEncoder(wave, sample_rate=RATE).to_file("own.flac")
 samples = AudioDecoder("own.flac").get_all_samples()
-require(samples.sample_rate == RATE, f"{samples.sample_rate} samples per second, not {RATE}")
+rate = samples.sample_rate
+require(rate == RATE, f"own.flac has {rate} samples per second, not {RATE}")
 torch.testing.assert_close(samples.data, wave, rtol=0, atol=2 * STEP)
 
 torchaudio.save("torchaudio.wav", wave, RATE)
@@ -36,5 +37,5 @@ first = frames[0]
 last = frames[9]
 shape = tuple(first.shape)
 require(shape == (3, 48, 64), f"a frame of {shape}, not (3, 48, 64)")
-require(not torch.equal(first, last), "the first and the last frame are equal")
+require(not torch.equal(first, last), "the video's first and last frames are equal")
 print("video: ten frames")

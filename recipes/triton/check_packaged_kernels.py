@@ -193,4 +193,7 @@ with tempfile.TemporaryDirectory() as folder:
         is_compiled = result["compiled"] and result["code"] == first["code"]
         require(is_compiled, f"{name}: a damaged package was used")
         print(f"{name}: compiled again")
-print("kernels are the same in two environments, found in a package, and compiled if in doubt")
+print(
+    "the kernel is the same in two environments, is found in a package, and is compiled again if "
+    "the package does not fit or is damaged"
+)

@@ -99,4 +99,4 @@ for part in ("gate", "up", "down"):
     expected = f"model.layers.1.mlp.experts.0.{part}_proj.weight"
     name = names[f"blk.1.ffn_{part}_exps.weight"]
     require(name == expected, f"Qwen3-MoE's {part} is named {name}")
-print("weights of Llama, Qwen and Qwen3-MoE have the names and the order that their models need")
+print("rows of Llama and Qwen3 have the right order, experts of Qwen3-MoE have the right names")

@@ -41,7 +41,7 @@ def main() -> None:
     if not folder.is_dir():
         parser.error(f"{folder} is not a folder")
     if Image.registered_extensions().get(options.output.suffix.lower()) not in Image.SAVE:
-        parser.error(f"{options.output}: no image format has this extension; use .png")
+        parser.error(f"{options.output}: no image can be saved with this extension; use .png")
     logging.set_verbosity_error()
     pipe = load_pipeline(options.model, "cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(options.seed)

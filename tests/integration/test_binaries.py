@@ -50,7 +50,7 @@ def test_libraries_of_a_package(tmp_path: Path) -> None:
     done = run(*command, "compiled", path=tmp_path)
     assert done.returncode == 1 and "is for processor 0x41" in done.stderr
     done = run(*command, "absent", path=tmp_path)
-    assert done.returncode == 1 and "neither a file nor an installed package" in done.stderr
+    assert done.returncode == 1 and "no Python package" in done.stderr
 
 
 def test_closure(prefix: Path) -> None:

@@ -48,12 +48,12 @@ def test_another_version_than_the_locks_is_refused() -> None:
 
 DIGEST = "0" * 64
 LINES = {
-    "no hash": ("demo==1.0", "has no --hash=sha256:... for each file of demo"),
-    "another hash": (f"demo==1.0 --hash=md5:{DIGEST[:32]}", "has no --hash=sha256"),
-    "a cut hash": (f"demo==1.0 --hash=sha256:{DIGEST[:63]}", "has no --hash=sha256"),
+    "no hash": ("demo==1.0", "has no --hash of demo"),
+    "another hash": (f"demo==1.0 --hash=md5:{DIGEST[:32]}", "one that is no sha256"),
+    "a cut hash": (f"demo==1.0 --hash=sha256:{DIGEST[:63]}", "one that is no sha256"),
     "a cut hash of two": (
         f"demo==1.0 \\\n    --hash=sha256:{DIGEST} \\\n    --hash=sha256:{DIGEST[:63]}",
-        "has no --hash=sha256",
+        "one that is no sha256",
     ),
     "no version": (f"demo --hash=sha256:{DIGEST}", "does not pin demo to one version"),
     "a range": (f"demo>=1.0 --hash=sha256:{DIGEST}", "does not pin demo to one version"),

@@ -262,9 +262,9 @@ OTHER = "simd_count 1\ngfx_target_version 110000\n"
     [
         ([CPU, OURS], True, ""),
         ([CPU, OTHER, OURS], True, ""),
-        ([CPU, OTHER], True, "only: 110000"),
-        ([CPU], True, "only: none"),
-        ([], True, "only: none"),
+        ([CPU, OTHER], True, "(others: 110000)"),
+        ([CPU], True, "(others: none)"),
+        ([], True, "(others: none)"),
         ([CPU, OURS], False, "cannot be opened"),
     ],
 )

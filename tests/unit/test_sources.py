@@ -371,7 +371,7 @@ def moved(index: Index) -> Moved:
 def test_nobody_states_the_sha256(moved: Moved) -> None:
     for fragment in ("", "#md5=0123"):
         moved.write_page(fragment)
-        moved.require_refused("; no index states it: ", "write that sha256 into it")
+        moved.require_refused("; no index states it: ", "write the file's sha256 into the recipe")
 
 
 @pytest.mark.parametrize("cut", [0, 60])

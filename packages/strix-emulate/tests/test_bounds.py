@@ -135,7 +135,7 @@ ELF: dict[str, tuple[Callable[[File], None], str]] = {
     "sections": (many_sections, "more than 1024 sections"),
     "symbols": (many_symbols, "more than 131072 symbols"),
     "relocations": (many_relocations, "more than 262144 relocations"),
-    "names": (endless_names, "a symbol's name has more than 16384 bytes"),
+    "names": (endless_names, "a symbol's name is cut off or has 16384 bytes or more"),
     "notes": (many_notes, "more than 4096 notes"),
     "metadata": (same_notes, "bytes of metadata"),
 }

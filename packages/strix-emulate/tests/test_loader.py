@@ -148,7 +148,7 @@ def test_flushing_of_only_inputs_or_only_results_is_refused(elf, shift):
         if mode in (0, 3):
             loader.parse(image, "file")
             continue
-        with pytest.raises(LoadError, match="only the inputs or only the results"):
+        with pytest.raises(LoadError, match="only in inputs or only in results"):
             loader.parse(image, "file")
 
 

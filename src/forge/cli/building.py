@@ -127,7 +127,7 @@ def run_build(ctx: Context, request: Request) -> None:
         if requested <= unsolved.keys():
             reason = _choose_reason(unsolved, request.packages)
             reason = f"not started: {reason}"
-            raise NotAttempted(f"{reason}. Name other packages, or try to build it with --even-so")
+            raise NotAttempted(f"{reason}. Name other packages, or try to build with --even-so")
         needed = ctx.recipes.dependencies(requested - unsolved.keys())
         steps = _select_steps(steps, needed | unsolved.keys())
         skipped = runner.predict_skipped(ctx.recipes, steps, unsolved)

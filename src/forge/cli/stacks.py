@@ -139,7 +139,8 @@ class Stack:
         for name in sorted(_list_packages(self.manifest) - present):
             recipe_file = find_recipe(name, self.ctx.project)
             recipe = recipe_file.parent.name if recipe_file else name
-            out.print(f"left out {name}: the channel lacks it (./forge build {recipe} prints why)")
+            advice = f"./forge build {recipe} builds it, or prints why it cannot"
+            out.print(f"left out {name}: the channel lacks it ({advice})")
 
     @contextmanager
     def locking(self) -> Iterator[Path]:

@@ -130,7 +130,7 @@ class Package:
                 elif is_file:
                     payload[relative] = None
             if len(payload) > limits.FILES:
-                _refuse(self.path, place, f"is one of more than {limits.FILES} files")
+                _refuse(self.path, place, f"is in a package of more than {limits.FILES} files")
         return payload
 
     @cached_property
@@ -195,7 +195,8 @@ class Package:
         try:
             paths = PathsJson.from_str(text.decode()).paths
         except Exception as error:
-            raise Failed(f"{self.path}: info/paths.json is not a list: {error!a:.200}") from None
+            reason = "is missing, or is not a list of files"
+            raise Failed(f"{self.path}: info/paths.json {reason}: {error!a:.200}") from None
         files = {}
         for path in paths:
             name = str(path.relative_path)
@@ -212,7 +213,7 @@ class Package:
         return files
 
     def _refuse_listed(self, name: str, reason: str) -> NoReturn:
-        raise Refused(f"{self.path} lists {name!a:.200}, {reason}: do not install it")
+        raise Refused(f"{self.path} lists {name!a:.200}, {reason}: do not install this package")
 
     def require_safe(self, contents: bool = True) -> "Places":
         """Require that the package writes only inside its prefix and has exactly the listed files.

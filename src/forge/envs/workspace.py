@@ -257,7 +257,8 @@ def _make_error(failure: str, error: Exception, channel_urls: list[str]) -> Forg
     """Return NotAttempted if the error is that of a server, else Failed."""
     channels = " or ".join(channel_urls)
     if NO_ANSWER.search(str(error)):
-        return NotAttempted(f"{failure}, {channels} does not answer: {one_line(str(error))}")
+        reason = "does not answer, or answers with an error"
+        return NotAttempted(f"{failure}: {channels} {reason}: {one_line(str(error))}")
     if "panicked" in str(error):
         # rattler panics for an invalid URL and for status 304.
         reason = "sends an answer that rattler cannot read: look at its repodata.json"

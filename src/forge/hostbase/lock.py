@@ -94,7 +94,7 @@ def _make_pin(file: Path, requirement: Requirement, hashes: list[str]) -> Pin:
         if match:
             digests.append(match[1])
     if not digests or len(digests) < len(hashes):
-        raise ForgeError(f"{file} has no --hash=sha256:... for each file of {name}: {ADVICE}")
+        raise ForgeError(f"{file} has no --hash of {name}, or one that is no sha256: {ADVICE}")
     return Pin(name, specifiers[0].version, tuple(digests))
 
 

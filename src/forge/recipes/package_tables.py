@@ -61,7 +61,7 @@ def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
     stated: dict[str, Any] = {"gfx1151": "no"}
     stated |= recipe.extra.get("state", {})
     if stated.keys() != STATES.keys():
-        raise ForgeError(f"{where} has {', '.join(stated)}, and not {', '.join(STATES)}")
+        raise ForgeError(f"{where} has {', '.join(stated)}; expected {', '.join(STATES)}")
     state = {}
     for column, words in STATES.items():
         value = stated[column]

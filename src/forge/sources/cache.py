@@ -179,7 +179,8 @@ class SourceCache:
             confirmation = "no index states it: ask upstream"
         return (
             f"{difference}; {confirmation}. If you have just changed the recipe to this release, "
-            "write that sha256 into it; if not, upstream replaced the file: find out why"
+            "write the file's sha256 into the recipe; if not, upstream replaced the file: find out "
+            "why"
         )
 
     def _download(self, source: Source, partial: Path, progress: Progress) -> None:

@@ -71,7 +71,7 @@ def apply(tree: Path, files: list[Path]) -> str:
             for name in touched(text):
                 source = Path(os.path.realpath(tree / name))
                 if not source.is_relative_to(root):
-                    return f"{patch.name}: the source's {name} is a link to {source}"
+                    return f"{patch.name}: the source's {name} leads out of the source, to {source}"
                 copy = Path(folder, name)
                 if source.is_file() and not copy.exists():
                     copy.parent.mkdir(parents=True, exist_ok=True)

@@ -233,7 +233,7 @@ def _pick(file: Path, name: str | None) -> Kernel:
     if len(matching) != 1:
         listed = ", ".join(sorted({kernel.name for kernel in kernels})[:10])
         raise EmulatorError(
-            f"{file}: {len(matching)} kernels match; select one with --name: {listed}"
+            f"{file}: {len(matching)} kernels match; select one with --name, such as: {listed}"
         )
     return matching[0]
 

@@ -197,13 +197,17 @@ def _find_size(
     grid = (*grid, 1, 1)[: max(3, len(grid))]
     is_valid = len(grid) == len(block) == 3 and min(grid) >= 1 and min(block) >= 1
     if not is_valid or math.prod(block) > kernel.target.threads or not fits_packet(grid, block):
-        raise EmulatorError(f"{kernel.name}: grid {grid} with {block} threads cannot be launched")
+        raise EmulatorError(
+            f"{kernel.name}: grid {grid} with {block} threads cannot be launched: each needs one "
+            "to three sizes of at least 1, a workgroup can have at most "
+            f"{kernel.target.threads} threads, and a dimension at most 2**32 - 1"
+        )
     launch_lds = kernel.launch_lds if lds is None else lds
     total = kernel.lds + launch_lds
     if launch_lds < 0 or total > kernel.target.lds:
         raise EmulatorError(
-            f"{kernel.name}: {total} bytes of LDS, but a workgroup can have at most "
-            f"{kernel.target.lds}"
+            f"{kernel.name}: {kernel.lds} bytes of LDS and {launch_lds} more at launch; expected 0 "
+            f"or more at launch, and at most {kernel.target.lds} in all"
         )
     return _Size(grid, block, total)
 
@@ -372,7 +376,10 @@ def _pack_arguments(
             )
         elif argument.kind == "by_value" or i < len(declared) - 2:
             # Only the two scratch pointers that Triton appends may be left out. They are null.
-            raise EmulatorError(f"{kernel.name}: argument {i} of {len(declared)} is missing")
+            raise EmulatorError(
+                f"{kernel.name}: argument {i} is missing; the kernel declares arguments 0 to "
+                f"{len(declared) - 1}"
+            )
     return np.frombuffer(bytes(raw), np.uint8)
 
 
@@ -396,7 +403,9 @@ def _pack_argument(
     else:
         formats = _FLOAT_FORMATS if isinstance(value, float) else _INTEGER_FORMATS
         if argument.size not in formats:
-            raise EmulatorError(f"{label} of {argument.size} bytes is not supported")
+            raise EmulatorError(
+                f"{label} has {argument.size} bytes and cannot be given as {type(value).__name__}"
+            )
         if not isinstance(value, float):
             value = int(value) & ((1 << 8 * argument.size) - 1)
         try:

@@ -132,7 +132,8 @@ def after(ins: Instruction, mode: Mode) -> Mode:
     denormals = (bits >> _DENORMALS_32 & 3, bits >> _DENORMALS_16_64 & 3)
     if rounds_otherwise or not {0, 3}.issuperset(denormals):
         raise Unknown(
-            "a mode that does not round to nearest even, or flushes only inputs or only outputs"
+            "a mode that does not round to nearest even, or that flushes denormals only in inputs "
+            "or only in results"
         )
     return new_mode
 

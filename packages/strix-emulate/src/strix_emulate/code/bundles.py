@@ -69,7 +69,10 @@ def unbundle(
         if name in blobs:
             return blobs[name]
     contents = ", ".join(bundled_targets)
-    raise LoadError(f"{origin}: nothing for {' or '.join(names)} in this bundle: {contents!a:.300}")
+    raise LoadError(
+        f"{origin}: nothing for {' or '.join(names)} in this bundle, whose entries are for: "
+        f"{contents!a:.300}"
+    )
 
 
 def _read_entries(data: bytes, budget: Budget) -> Iterator[tuple[int, int, str]]:

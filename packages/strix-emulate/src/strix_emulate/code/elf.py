@@ -116,7 +116,9 @@ class CodeObject:
             begin = strings + name_offset
             end = self.data.find(b"\0", begin, begin + limits.NAME)
             if end < 0:
-                raise LoadError(f"{self.origin}: a symbol's name has more than {limits.NAME} bytes")
+                raise LoadError(
+                    f"{self.origin}: a symbol's name is cut off or has {limits.NAME} bytes or more"
+                )
             name = self._slice(begin, end - begin).decode(errors="replace")
             symbols.append(Symbol(name, value, size, info & 0xF, section))
         return symbols

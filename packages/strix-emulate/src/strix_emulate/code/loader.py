@@ -123,8 +123,7 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
     except (struct.error, lzma.LZMAError) as error:
         raise LoadError(f"{origin}: damaged AKS2 pack ({error})") from error
     if magic != b"AKS2" or len(raw) != total:
-        size = len(raw)
-        raise LoadError(f"{origin}: AKS2 pack unpacks to {size} bytes, but its header says {total}")
+        raise LoadError(f"{origin}: AKS2 pack does not unpack to its header's {total} bytes")
     entries = []
     at = 0
     remaining = total
@@ -137,7 +136,9 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
         at += 20 + length
         remaining -= size
         if remaining < 0:
-            raise LoadError(f"{origin}: AKS2 entries overlap: they are larger than the pack")
+            raise LoadError(
+                f"{origin}: AKS2 entries overlap: together they are larger than the pack"
+            )
         blob = raw[directory + offset : directory + offset + size]
         if len(blob) != size:
             raise LoadError(f"{origin}: AKS2 entry {name!r:.200} lies outside of the pack")
@@ -145,7 +146,9 @@ def unpack_aks2(data: bytes, origin: str, budget: Budget) -> list[tuple[str, int
         if size:
             entries.append((name, lds, blob))
     if at != directory:
-        raise LoadError(f"{origin}: AKS2 directory has {at} bytes, its header says {directory}")
+        raise LoadError(
+            f"{origin}: AKS2 directory has {at} bytes, the pack's header says {directory}"
+        )
     return entries
 
 
@@ -300,7 +303,7 @@ def _subtract_ranges(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int]
 def _keeps_denormals(name: str, mode: int) -> bool:
     """Return True if a denormal mode keeps denormals, and False if it flushes them."""
     if mode not in (0, 3):
-        raise Unsupported(f"{name}: flushes denormals of only the inputs or only the results")
+        raise Unsupported(f"{name}: flushes denormals only in inputs or only in results")
     return mode == 3
 
 
@@ -376,7 +379,9 @@ def _load_with_triton_note(file: Path) -> list[Kernel]:
     if note.is_file():
         content = guarded(json.loads, str(note), read_file(note, limits.NOTE))
     lds = content.get("shared", 0) if isinstance(content, dict) else None
-    error = LoadError(f'{note}: expected Triton\'s JSON, in which "shared" is the bytes of LDS')
+    error = LoadError(
+        f'{note}: expected Triton\'s JSON, in which "shared" is a number of bytes that fits in LDS'
+    )
     if type(lds) is not int or lds < 0:
         raise error
     kernels = parse_elf(read_file(file), str(file), lds)

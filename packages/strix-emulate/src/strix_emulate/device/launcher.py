@@ -64,7 +64,8 @@ def folder() -> Path:
     path = Path(os.environ.get(VARIABLE) or Path(sys.prefix) / "lib/strix-emulate")
     if not (path / f"{NAME}.7").is_file():
         raise EmulatorError(
-            f"no {NAME}.7 in {path}: install strix-emulate-hip, or set {VARIABLE} to its folder"
+            f"no {NAME}.7 in {path}: install strix-emulate-hip, or set {VARIABLE} to the library's "
+            "folder"
         )
     return path.resolve()
 

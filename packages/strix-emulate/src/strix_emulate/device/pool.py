@@ -141,7 +141,8 @@ class Pool:
             raise Refused(Status.INVALID_VALUE, message) from error
         try:
             if not _is_sealed(descriptor) or start + size > os.fstat(descriptor).st_size:
-                raise Refused(Status.INVALID_VALUE, f"{path} is not a pool, or is too small")
+                message = f"{path} is not another process's device memory, or is too small"
+                raise Refused(Status.INVALID_VALUE, message)
             self._map(offset, size, descriptor, start)
             self._foreign.append((offset, offset + size))
         finally:

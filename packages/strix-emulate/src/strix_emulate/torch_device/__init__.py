@@ -65,7 +65,10 @@ def install() -> None:
     import triton
 
     if launcher.PYTHON_VARIABLE not in os.environ:
-        raise EmulatorError("start the program with `strix-emulate device -- PROGRAM`")
+        raise EmulatorError(
+            "torch_device needs the emulated device: start the program with "
+            "`strix-emulate device -- PROGRAM`"
+        )
     _installed.append(ctypes.CDLL(str(library(torch))))
     mode = _make_mode(torch)
     _patch(torch)
