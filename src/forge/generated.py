@@ -232,7 +232,7 @@ def compose(manifests: Mapping[str, str]) -> str:
     for name, text in manifests.items():
         feature = [block for block in text.split("\n\n") if _has_heading(block, f"feature.{name}.")]
         if not feature:
-            raise ForgeError(f"stacks/{name}/pixi.toml has no table of [feature.{name}]")
+            raise ForgeError(f"stacks/{name}/pixi.toml has no table [feature.{name}.*]")
         tables += feature
     environments = _format_environments(manifests)
     return "\n\n".join([*_compose_head(manifests[first], manifests), *tables, environments]) + "\n"

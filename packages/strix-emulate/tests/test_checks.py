@@ -796,7 +796,7 @@ def test_modes_that_flush_only_inputs_or_only_results_are_refused(value):
         f"s_denorm_mode {value}",
         f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {value}",
     ):
-        with pytest.raises(Trap, match="flushes only inputs or only outputs"):
+        with pytest.raises(Trap, match="flushes denormals only in inputs or only in results"):
             execute(f"{setting}\nv_add_f16 v2, v0, v0\ns_endpgm")
 
 
