@@ -264,7 +264,9 @@ DEVICES = {
             "groups": Expected(
                 "warning", "not in the render group", "usermod -aG render", reboot=False
             ),
-            **both_devices(Expected("error", "only the group render", "usermod -aG render")),
+            **both_devices(
+                Expected("error", "only root and the group render", "usermod -aG render")
+            ),
         },
         errno.EACCES,
         DeviceFile(105, 0o660, 236),

@@ -345,7 +345,7 @@ def test_little_disk(tmp_path, monkeypatch):
 def test_empty_tree(tmp_path):
     results = examine(tmp_path)
     assert results["gpu"].state is State.FAILED
-    assert "no AMD GPU" in results["gpu"].reason
+    assert "/sys/class/kfd lists no GPU" in results["gpu"].reason
     skipped = {name for name, result in results.items() if result.state is State.SKIPPED}
     assert {"kernel", "kfd", "gtt", "glibc", "caches"} <= skipped
 
@@ -426,7 +426,7 @@ def group(version: int, limit: object, used=0, cache=0, folder="/job") -> dict[s
 #: By name: the host's files, the weights in GiB, a part of the reason, and a part of the fix.
 MEMORY = {
     "GTT": (sizes(), 40, "0.92 --kv-cache-memory-bytes 44G", ""),
-    "no model": (sizes(), 0, "0.92 (--model-gib adds", ""),
+    "no model": (sizes(), 0, "0.92 (doctor --model-gib adds", ""),
     "carve-out": (
         sizes(64, 31, 31, memory=62, available=55, used=1),
         30,
@@ -463,11 +463,11 @@ MEMORY = {
         "0.45 --kv-cache-memory-bytes 19G",
         "",
     ),
-    "a group without a limit": (sizes() | group(2, "max"), 0, "0.92 (--model-gib adds", ""),
+    "a group without a limit": (sizes() | group(2, "max"), 0, "0.92 (doctor --model-gib adds", ""),
     "version 1 without a limit": (
         sizes() | group(1, 9223372036854771712 // 2**30, 0),
         0,
-        "0.92 (--model-gib adds",
+        "0.92 (doctor --model-gib adds",
         "",
     ),
     "a group with no room": (sizes() | group(2, 16, 16), 10, "10 GiB does not fit: 0", "free"),

@@ -84,7 +84,7 @@ def test_why_nothing_was_measured(tmp_path):
 
     (tmp_path / "home/user/env/lib/libamdhip64.so.7").unlink()
     result = examine(tmp_path)["copies"]
-    assert "no libamdhip64.so is installed" in result.measured["own_reason"]
+    assert "no libamdhip64.so was found" in result.measured["own_reason"]
 
 
 def test_the_environments_library_comes_first(tmp_path):

@@ -214,7 +214,7 @@ def test_errors_that_grow_within_their_bound_are_a_drift(last, expected):
 def test_memory_of_the_gpu_that_grows_is_a_leak(growth, expected):
     story = run(reading=lambda seconds, load: {"gpu_memory_mib": 4000 + growth(seconds)})
     assert failed(story) == expected
-    assert not expected or "gpu memory grows" in judge(story)["memory"].reason
+    assert not expected or "the memory of the gpu grows" in judge(story)["memory"].reason
 
 
 def test_memory_of_the_process_that_grows_is_a_leak(tmp_path):
@@ -230,7 +230,9 @@ def test_memory_of_the_process_that_grows_is_a_leak(tmp_path):
 
     story = soak(gpu, minutes=6, tree=Tree(tmp_path), keep=keep)
     assert failed(story) == {"memory"}
-    assert "process grows from quarter to quarter" in judge(story)["memory"].reason
+    assert (
+        "the memory of the process grows from quarter to quarter" in judge(story)["memory"].reason
+    )
     assert story.samples[-1]["available_mib"] == 1024
 
 

@@ -78,7 +78,8 @@ def main_options(
     """Check the attention of the installed PyTorch, flash-attn and vLLM, and the machine."""
     if TARGET not in GPUS:
         raise typer.BadParameter(
-            f"the variable gpu_arch is {TARGET!a:.40}: set it to one of {', '.join(GPUS)}"
+            f"the environment variable gpu_arch is {TARGET!a:.40}: set it to one of "
+            f"{', '.join(GPUS)}"
         )
 
 

@@ -225,7 +225,9 @@ def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]
     if vllm and not (vllm / "vllm" / "platforms").is_dir():
         raise typer.BadParameter(f"--vllm-source {vllm}: not a source tree of vLLM")
     if options.get("questions") and not model:
-        raise typer.BadParameter("--questions needs --model: the default models are random")
+        raise typer.BadParameter(
+            "--questions needs --model: the default models have random weights"
+        )
     if "doctor" in names and TARGET not in DEVICES:
         raise typer.BadParameter(f"gpu_arch is {TARGET}; doctor supports only {', '.join(DEVICES)}")
     if plots and not find_spec("matplotlib"):

@@ -195,7 +195,10 @@ def masked_row(route: Watched, options: RunOptions) -> dict:
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
     require(_are_finite([out, *grads]), "the output or a gradient is not finite")
     shut_out = out[:, :, 13].abs().max().item()
-    require(shut_out == 0, f"the query without keys gives values up to {shut_out:.3g}, not zeros")
+    require(
+        shut_out == 0,
+        f"the query whose keys are all hidden gives values up to {shut_out:.3g}, not zeros",
+    )
     return {"shut_out": shut_out}
 
 
@@ -218,7 +221,7 @@ def nan(route: Watched, options: RunOptions) -> dict:
         if poisoned == 0:
             queries = slice(70, 71)
         columns = slice(3, 4) if poisoned == 2 else slice(None)
-        name = "qkv"[poisoned] + (", causal" if causal else "")
+        name = "qkv"[poisoned] + (" of a causal call" if causal else "")
         # NaN need not reach dk and dv, because CUDA's kernels treat a row whose logsumexp is NaN as
         # a row without keys.
         reaches_out = out[1, 0, queries, columns].isnan().all()
@@ -316,7 +319,7 @@ def _check_dropout(
         return reference.attention(q, k, v, grad_out, keep=keep, causal=corner, dtype=dtype)
 
     result = comparison.compare(PLACEHOLDER, actual, expected, route.dtype)
-    where = ", causal" if causal else ""
+    where = ", in a causal call" if causal else ""
     require(result.state is State.PASSED, f"{result.reason}{where}")
     prefix = "causal_" if causal else ""
     measured = {f"{prefix}{name}": x for name, x in result.measured.items()}
@@ -331,7 +334,7 @@ def _check_kept_weights(out: Tensor, visible: Tensor, p: float) -> float:
     expected = 1 - p
     deviation = (p * (1 - p) / visible_kept.numel()) ** 0.5
     is_expected = abs(share - expected) < 5 * deviation
-    require(is_expected, f"{share:.4f} of the weights kept, not {expected}")
+    require(is_expected, f"dropout kept {share:.4f} of the weights, expected {expected}")
     # a kept weight is 1 / (number of visible keys) / (1 - p), so each of these values is about 1
     value = (out.double() * visible.sum(-1, keepdim=True) * expected)[is_kept]
     limit = 2.1 * torch.finfo(out.dtype).eps

@@ -426,7 +426,7 @@ CASES = (
             seqlen_k=70,
             alibi="heads",
         ),
-        "ALiBi slopes that favour later keys if there is no mask",
+        "an ALiBi bias that favours later keys if the call has no causal mask",
         refusals=_REFUSED,
         half_only=True,
     ),
@@ -498,7 +498,7 @@ CASES = (
             seqlen_q=70,
             seqlen_k=90,
         ),
-        "a wrong mask in the tiles of the largest head dim, which are smaller than other tiles",
+        "a wrong causal mask at head dim 256",
         half_only=True,
     ),
     FlashCase(
@@ -511,7 +511,7 @@ CASES = (
             seqlen_q=40,
             seqlen_k=200,
         ),
-        "a second block of keys left out (smaller cases have only one block)",
+        "keys after the 128th left out at head dim 256",
         half_only=True,
     ),
     FlashCase(
@@ -564,7 +564,7 @@ CASES = (
     FlashCase(
         "d256",
         partial(flash.fixed, head_dim=256),
-        "too much LDS for the largest head dim",
+        "too much LDS for head dim 256",
     ),
     FlashCase(
         "d512",
@@ -727,7 +727,7 @@ CASES = (
             lse=True,
         ),
         (
-            "queries that are rotated by different angles although they have one position, a "
+            "queries that are rotated by different angles although they have the same position, a "
             "causal mask although the call has none, or a logsumexp in base 2"
         ),
         half_only=True,
@@ -741,7 +741,7 @@ CASES = (
             new=0,
             lse=True,
         ),
-        "one length for all sequences, applied only to the first",
+        "an integer cache_seqlens, the length of all sequences, applied only to the first sequence",
         half_only=True,
     ),
     FlashCase(
@@ -758,7 +758,7 @@ CASES = (
     FlashCase(
         "cache-strided",
         partial(flash.kv_cache, strided=True),
-        "keys and values of one tensor read as if they were contiguous",
+        "keys and values that are slices of one tensor, read as if they were contiguous",
         half_only=True,
     ),
     FlashCase(
@@ -785,7 +785,7 @@ CASES = (
             heads=2,
             kv_heads=1,
         ),
-        "keys left out, or counted twice, in a page that two parts of a cache share",
+        "keys left out, or counted twice, in a page across two of the parts that split a cache",
         refusals=_REFUSED,
         half_only=True,
     ),

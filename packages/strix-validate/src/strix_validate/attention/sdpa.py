@@ -291,7 +291,7 @@ def _describe_wrong_share(is_kept: Tensor, problem: Problem) -> str:
     deviation = (case.dropout * (1 - case.dropout) / kept.numel()) ** 0.5
     if abs(share - (1 - case.dropout)) < 5 * deviation:
         return ""
-    return f"{share:.4f} of the weights kept, not {1 - case.dropout}"
+    return f"dropout kept {share:.4f} of the weights, expected {1 - case.dropout}"
 
 
 def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:

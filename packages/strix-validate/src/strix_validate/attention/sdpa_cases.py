@@ -456,7 +456,7 @@ CASES = (
     ),
     SdpaCase(
         "learned-mask",
-        "a gradient of the bias that is scaled like q's gradient, or is the same for all heads",
+        "a gradient of the mask that is scaled like q's gradient, or is the same for all heads",
         batch=2,
         heads=2,
         kv_heads=2,
@@ -625,7 +625,7 @@ CASES = (
     ),
     SdpaCase(
         "d256",
-        "too much LDS for the largest head dim that gfx11 has kernels for",
+        "too much LDS for head dim 256, the largest for which AOTriton has kernels on gfx11",
         head_dim=256,
     ),
     SdpaCase(

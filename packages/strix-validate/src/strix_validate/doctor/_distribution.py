@@ -153,12 +153,15 @@ def _suggest_upgrade_for_kernel(tree: Tree) -> str:
             return "upgrade to Proxmox VE 9"
         return "upgrade to Debian 13, whose backports have a newer kernel"
     if name == "opensuse-leap":
-        return "install kernel-default from Kernel:stable:Backport, or change to Tumbleweed"
+        return (
+            "install kernel-default from the repository Kernel:stable:Backport, or change to "
+            "openSUSE Tumbleweed"
+        )
     if name == "manjaro":
         # Manjaro has a package for each series of kernels.
         return "sudo pacman -Syu && sudo mhwd-kernel -i linux618"
     if release and release.origin == "rhel":
-        return "sudo dnf upgrade --refresh kernel; if it is too old, install ELRepo's kernel-ml"
+        return "sudo dnf upgrade --refresh kernel; if that is too old, install ELRepo's kernel-ml"
     return ""
 
 

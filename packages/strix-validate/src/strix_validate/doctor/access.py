@@ -178,7 +178,7 @@ def _judge_denied(tree: Tree, name: str) -> Result:
         listed = ", ".join(map(str, sorted(ids))) or "none"
         message += f": its group is {label}, and the user's groups are {listed}"
         return error(message, _suggest_devices(container), _NUMBERS)
-    return error(f"{message}: only the group {group} may open it", _JOIN.format(group))
+    return error(f"{message}: only root and the group {group} may open it", _JOIN.format(group))
 
 
 def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -> Result:
@@ -192,8 +192,8 @@ def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -
         )
     return error(
         f"{message}, although its mode and its group {group} allow it",
-        "compare ls -lZ /dev/kfd /dev/dri with id; a sandbox or another user namespace may forbid "
-        "access",
+        "compare the output of ls -lZ /dev/kfd /dev/dri with that of id; a sandbox or another user "
+        "namespace may forbid access",
     )
 
 
@@ -212,7 +212,10 @@ def _judge_denied_without_owner(tree: Tree, message: str, container: str) -> Res
         ": the device's group is probably not one of the user's (in LXC it is often root:root; in "
         "other containers, the device keeps its group id from the host)"
     )
-    fix = f"compare ls -ln /dev/kfd with id; in LXC, {_PASS['lxc']}; otherwise, {_PASS['']}"
+    fix = (
+        f"compare the output of ls -ln /dev/kfd with that of id; in LXC, {_PASS['lxc']}; "
+        f"otherwise, {_PASS['']}"
+    )
     return error(message, fix, _NUMBERS)
 
 
@@ -237,7 +240,9 @@ def _judge_unusable(tree: Tree, name: str, failure: OSError) -> Result:
             "with the kernel"
         )
         new_node = _suggest_new_node(container)
-        fix = f"compare ls -l /dev/kfd with grep kfd /proc/devices; {new_node}"
+        fix = (
+            f"compare the output of ls -l /dev/kfd with that of grep kfd /proc/devices; {new_node}"
+        )
         return error(message, fix, _STALE)
     return error(message, dmesg)
 

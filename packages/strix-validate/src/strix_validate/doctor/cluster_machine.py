@@ -38,7 +38,8 @@ def list_links() -> list[Link]:
             text=True,
         )
     except FileNotFoundError as error:
-        raise CannotRun("the network cannot be read, because ip is not installed") from error
+        message = "this machine's addresses cannot be read, because the program ip is not installed"
+        raise CannotRun(message) from error
     links = []
     for interface in json.loads(process.stdout or "[]"):
         # Some versions of ip print an empty object for an interface without an IPv4 address.

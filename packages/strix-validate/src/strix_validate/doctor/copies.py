@@ -104,7 +104,7 @@ def _measure_copies(tree: Tree) -> dict[str, float]:
         raise CannotRun("copies were not measured: the doctor reads a copy of a machine's files")
     library = next(find_hip_libraries(tree), None)
     if library is None:
-        raise CannotRun("copies were not measured: no libamdhip64.so is installed")
+        raise CannotRun("copies were not measured: no libamdhip64.so was found")
     try:
         return measure_copies(library)
     except NotMeasured as reason:

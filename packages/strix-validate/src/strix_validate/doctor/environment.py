@@ -95,7 +95,9 @@ def _judge_overrides(overrides: dict[str, str]) -> Result:
     names = " ".join(overrides)
     fix = f"unset {names}, and remove each assignment from the shell's startup files"
     if set(overrides.values()) == {REQUIRED["__amdgpu_arch"]}:
-        return remark(f"{listed}: this is the GPU's own version, so it changes nothing", fix)
+        return remark(
+            f"{listed}: this changes nothing on the GPU that the packages are built for", fix
+        )
     return error(f"{listed}: libraries mistake the GPU for another model", fix)
 
 
@@ -321,7 +323,8 @@ def disk(tree: Tree) -> Result:
     gb = round(disk_usage(folder).free / 1e9, 1)
     if gb * 1e9 < DISK:
         return warning(
-            f"{gb} GB are free, and an installation needs up to {DISK // 10**9} GB",
+            f"{gb} GB are free on the disk of {folder}, and an installation needs up to "
+            f"{DISK // 10**9} GB",
             "pixi clean cache, or: conda clean --all",
             free_gb=gb,
         )

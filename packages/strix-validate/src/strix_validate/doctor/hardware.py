@@ -241,7 +241,7 @@ def _judge_absent(tree: Tree) -> Result:
         fix = "enable the integrated GPU in the BIOS (primary display, UMA or iGPU), without Auto"
         return error(message, Fix(fix, needs_reboot=True))
     return error(
-        "no AMD GPU: /sys/class/kfd lists none",
+        f"no {TARGET} is on the PCI bus, and /sys/class/kfd lists no GPU",
         f"lspci -nn -d 1002:{DEVICES[TARGET][2:]}   # a machine with a {TARGET} prints one line",
     )
 

@@ -106,7 +106,8 @@ def gtt(tree: Tree) -> Result:
     }
     if (_read_carve_out(tree) or 0) > _LARGE_CARVE_OUT:
         # The fix of doctor/carve-out changes the size of the memory, and with it the right limit.
-        return remark("fix doctor/carve-out first, because GTT's limit depends on it", **measured)
+        message = "fix doctor/carve-out first: GTT's right limit depends on the BIOS carve-out"
+        return remark(message, **measured)
     results = [_judge_gttsize(tree, pages), _judge_misspelt_options(tree)]
     # In LXC, /proc/meminfo shows the container's share of memory, but the limit of GTT is that of
     # the host.

@@ -385,7 +385,7 @@ def runtime(tree: Tree) -> Result:
     fix = "install ROCm 7.2.1 or newer"
     numbers = {kernel_release.parse_version(version)[:3] for version in misfits}
     if numbers == {_PATCHED_VERSION}:
-        return remark(f"{message}; the ROCm 6.4.4 of kyuz0's toolbox is patched", fix, **measured)
+        return remark(f"{message}; in kyuz0's toolboxes, ROCm 6.4.4 is patched", fix, **measured)
     if _loads_rocm_torch(tree):
         return remark(f"{message}; torch has its own ROCm", fix, **measured)
     return warning(message, fix, **measured)

@@ -72,7 +72,7 @@ class MemoryBudget:
         share = f"--gpu-memory-utilization {self.utilization:.2f}"
         if weights:
             return f"{share} --kv-cache-memory-bytes {cache}G"
-        return f"{share} (--model-gib adds --kv-cache-memory-bytes)"
+        return f"{share} (doctor --model-gib adds --kv-cache-memory-bytes)"
 
 
 def read_memory_budget(tree: Tree) -> MemoryBudget | None:

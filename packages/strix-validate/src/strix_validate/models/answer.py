@@ -192,7 +192,7 @@ def _ask_code(config: dict, source: Path) -> _Choice:
 
 def _no_model(error: Exception) -> NoModel:
     """Return the NoModel for an exception that a malformed value raised."""
-    return NoModel(f"a dimension is missing or is not a number: {error!r:.200}")
+    return NoModel(f"a dimension of the model is missing or is not a number: {error!r:.200}")
 
 
 def _count(config: dict, file_bytes: int) -> _Count:
@@ -291,7 +291,7 @@ def describe(name: str, result: ModelAnswer, tree: Tree) -> list[str]:
             lines.append(_line("use instead", instead))
     elif not result.compared:
         lines.append(
-            "  no model of this architecture was compared with vLLM, so the rest is a guess"
+            "  the table was not compared with vLLM for this architecture, so the rest is a guess"
         )
     lines += _choice_lines(result)
     if result.tiles:

@@ -72,7 +72,9 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     for component in components:
         # a component's name is that of a folder beside the index, and must not lead elsewhere
         if not re.fullmatch(r"\w[\w.-]*", component):
-            raise NoModel(f"{folder / INDEX} has a component {component!a:.100}, not a valid name")
+            raise NoModel(
+                f"{folder / INDEX}: the name of component {component!a:.100} is not valid"
+            )
     weights = {component: _count_bytes(folder / component) for component in components}
     return Pipeline(name, weights)
 
@@ -122,7 +124,7 @@ def _count_elements(file: Path) -> int:
         with file.open("rb") as stream:
             header_size = int.from_bytes(stream.read(8), "little")
             if not 0 < header_size <= min(file_size, limits.FILE):
-                raise ValueError("its header is longer than the file, or than any real header")
+                raise ValueError("its header is empty, or longer than the file or any real header")
             header = json.loads(stream.read(header_size))
         total = 0
         for name, tensor in header.items():

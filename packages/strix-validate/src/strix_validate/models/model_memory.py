@@ -480,7 +480,9 @@ def uncounted(config: Mapping) -> list[str]:
             names.append(f"the parts whose size is {key}")
     form = read_format(config)
     if form not in _BYTES:
-        names.append(f"the bits beyond 2 of each weight in the format {form}")
+        names.append(
+            f"the bits beyond 2 of each weight, because the bits of the format {form} are unknown"
+        )
     return names
 
 

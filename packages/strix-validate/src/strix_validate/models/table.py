@@ -103,7 +103,10 @@ def require_target() -> None:
         NoModel: The variable names another GPU.
     """
     if TARGET != "gfx1151":
-        raise NoModel(f"the table is for gfx1151, not {TARGET}: only vLLM's own code can answer")
+        raise NoModel(
+            f"the table of vLLM's choices is for gfx1151, not {TARGET}: only vLLM's own code can "
+            "answer"
+        )
 
 
 def read_rows() -> list[Row]:
@@ -185,7 +188,9 @@ def find_rows(config: Mapping) -> list[Row]:
     """
     text = find_text(config)
     if not text.get("num_attention_heads") and not text.get("mamba_d_state"):
-        raise NoModel("it has no attention heads: is it the config.json of a language model?")
+        raise NoModel(
+            "the model has neither attention heads nor Mamba states: is it a language model?"
+        )
     is_encoder_decoder = "decoder_attention_heads" in text
     layers = [] if is_encoder_decoder else list_layers(text)
     chosen = []

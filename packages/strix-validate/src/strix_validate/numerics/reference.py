@@ -326,7 +326,7 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
     """
     group, remainder = divmod(q.shape[1], k.shape[1])
     if remainder:
-        raise ValueError(f"{k.shape[1]} key/value heads do not divide {q.shape[1]} heads")
+        raise ValueError(f"{k.shape[1]} key/value heads do not divide {q.shape[1]} query heads")
     work = working_dtype(dtype)
     q, k, v, grad_out = (x.detach().to(work) for x in (q, k, v, grad_out))
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))

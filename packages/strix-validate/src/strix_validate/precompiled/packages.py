@@ -203,13 +203,17 @@ def list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
         ValueError: There is no such set, or the folder is not a source tree of vLLM.
     """
     if set_name not in FLASH_SETS:
-        raise ValueError(f"no set {set_name!r} of kernels; the sets are: {', '.join(FLASH_SETS)}")
+        raise ValueError(
+            f"there is no set {set_name!r} of kernels; the sets are: {', '.join(FLASH_SETS)}"
+        )
     if library == "flash-attn":
         return list(FLASH_SETS[set_name]())
     if library == "vllm":
         # Path("") would be the current folder, which may be any folder.
         if not source:
-            raise CannotRun("vllm: no source was passed; append the folder of vLLM's source")
+            raise CannotRun(
+                "vllm: no source was passed; append the folder of vLLM's source to the command"
+            )
         return vllm_set(set_name, Path(source))
     if library == "triton-packages":
         return _list_shipped_calls(set_name)

@@ -185,7 +185,7 @@ class Record(StrictModel):
         architecture = self.device.architecture.split(":")[0]
         is_target = self.device.build == "rocm" and architecture == TARGET
         if self.subject == "packages" and not is_target:
-            raise ValueError("only a run on gfx1151 is evidence for packages")
+            raise ValueError(f"the subject is packages, but the run was not on {TARGET} with ROCm")
         for check in self.checks:
             if check.state is State.PASSED:
                 reason = find_unsound_reason(check.measured)
@@ -255,7 +255,7 @@ def find_unsound_reason(measured: dict[str, Any]) -> str:
         if comparison["error"] > comparison["bound"]:
             return "with an error beyond its own bound"
         if comparison["bound"] > _compute_largest_bound(comparison):
-            return "with a bound that does not follow from dtype and size"
+            return "with a bound that is too large for the dtype and size"
     return ""
 
 

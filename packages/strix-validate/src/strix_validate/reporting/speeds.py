@@ -54,7 +54,7 @@ class Speed(StrictModel):
             return self
         low, high = self.bounds
         if not 0 < low <= high:
-            raise ValueError(f"range {low:g} to {high:g} is no range of speeds")
+            raise ValueError(f"the range {low:g} to {high:g} is empty, or does not begin above 0")
         required = ("published", "cause", "source")
         missing = [name for name in required if not getattr(self, name)]
         if missing:

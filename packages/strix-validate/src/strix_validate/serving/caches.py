@@ -117,7 +117,8 @@ def shared_length(context: int, block: int) -> int:
     room = context - 2 * _TURN - 2 * _TAIL if context else length
     if room < min(length, block + _BEYOND_BLOCK):
         raise CannotRun(
-            f"the server's context of {context} tokens is shorter than a cache block plus answers"
+            f"the server's context of {context} tokens is shorter than a cache block plus the "
+            "answers"
         )
     return min(length, room)
 
@@ -217,7 +218,10 @@ def judge_long_pairs(server: Endpoint, length: int = _SHARED) -> dict:
     """
     context = server.context()
     if context and context < length + 4 * _GENERATED:
-        raise CannotRun(f"the server's context of {context} tokens is shorter than the prompts")
+        raise CannotRun(
+            f"the server's context of {context} tokens is shorter than prompts of {length} tokens "
+            "with their answers"
+        )
     pages = Pages(server)
     prompts = []
     for i in range(4):
@@ -269,7 +273,7 @@ def judge_speculation(server: Endpoint, plain: Endpoint | None = None) -> dict:
         return measured
     drafted = (server.count(_DRAFTED) or 0.0) - drafted_before
     if not drafted:
-        raise CannotRun("the server drafts no tokens: it was started without speculation")
+        raise CannotRun("the server drafts no tokens: was it started without speculation?")
     return measured | {"drafted": drafted}
 
 
@@ -374,13 +378,14 @@ def _judge_passage(short: _Completion, full: _Completion, about: str) -> float |
     require(
         full.right >= 0.75,
         f"{about}, {full.right:.0%} of the tokens of a repeated passage are right, but "
-        f"{short.right:.0%} at {short_length} tokens: attention at this length is wrong, or the "
-        "model is too weak",
+        f"{short.right:.0%} in a short text of {short_length} tokens: attention at the context's "
+        "length is wrong, or the model is too weak",
     )
     require(
         full.nats <= short.nats + _WORSE,
         f"{about}, a repeated passage needs {full.nats:.1f} nats per token, but "
-        f"{short.nats:.1f} at {short_length} tokens: log probabilities are wrong at the end",
+        f"{short.nats:.1f} in a short text of {short_length} tokens: log probabilities are wrong "
+        "at the end",
     )
     return full.right
 

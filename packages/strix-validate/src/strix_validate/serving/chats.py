@@ -182,7 +182,7 @@ def find(tokens: Sequence[int], part: Sequence[int]) -> int:
 def judge_reply_usage(reply: Reply, number: int) -> None:
     """Require that a chat's tokens are counted correctly, and that max_tokens is respected."""
     written = reply.written
-    require(written <= number, f"{written} tokens in a chat, but max_tokens is {number}")
+    require(written <= number, f"a chat's answer has {written} tokens, but max_tokens is {number}")
     require(
         reply.finish != "length" or written == number,
         f"finish_reason is 'length' after {written} tokens of a chat, but max_tokens is {number}",
@@ -221,7 +221,7 @@ def judge_chat_answer(server: Endpoint) -> dict:
 def _judge_limits(server: Endpoint, messages: Sequence[dict]) -> None:
     """Require that an answer ends at max_tokens, and that a long answer is streamed in parts."""
     short = chat(server, messages, 5, ignore_eos=True)
-    require(short.written == 5, f"{short.written} tokens in a chat, but max_tokens is 5")
+    require(short.written == 5, f"a chat's answer has {short.written} tokens, but max_tokens is 5")
     require(short.finish == "length", f"finish_reason of a chat is {short.finish!r}, not 'length'")
     streamed = stream_chat(server, messages, _SHORT, ignore_eos=True)
     num_letters = len(f"{streamed.content or ''}{streamed.reasoning}")
@@ -267,8 +267,8 @@ def _judge_stop(
         if text == expected:
             return
     raise CheckFailed(
-        f"a chat with the stop string {stop!r} returns {text[-80:]!r} at its end, expected an end "
-        f"before the stop string: {expected[-80:]!r}"
+        f"with the stop string {stop!r}, a chat's answer ends with {text[-80:]!r}; expected the "
+        f"text before the stop string, which ends with {expected[-80:]!r}"
     )
 
 

@@ -94,7 +94,10 @@ def require_room_for_text(server: Endpoint) -> None:
     """Raise CannotRun if the server's context may be too short for the known text."""
     context = server.context()
     if 0 < context < _TEXT_CONTEXT:
-        raise CannotRun(f"the server's context of {context} tokens is shorter than {_TEXT_CONTEXT}")
+        raise CannotRun(
+            f"the server's context of {context} tokens is shorter than the {_TEXT_CONTEXT} tokens "
+            "that this check needs"
+        )
 
 
 def largest_difference(first: Sequence[float], second: Sequence[float]) -> float:
@@ -199,8 +202,8 @@ def _require_near(values: Sequence[float], message: str, bound: float) -> None:
     worst = max(values, default=0.0)
     require(
         num_outside <= len(values) // _RARE and worst <= _FAR * bound,
-        f"{message} {worst:.2f}, {bound} allowed; {num_outside} of {len(values)} values exceed "
-        "this bound",
+        f"{message} {worst:.2f} nats, {bound} allowed; {num_outside} of {len(values)} values "
+        "exceed this bound",
     )
 
 
@@ -321,7 +324,10 @@ def _require_likeliest_listed(steps: Sequence[dict[int, float]], scored: Scores)
         absent = [
             token for token, value in expected.items() if value > threshold and token not in step
         ]
-        require(not absent, f"top_logprobs leave out token {absent}, which is likelier than others")
+        require(
+            not absent,
+            f"top_logprobs leave out the tokens {absent}, which are likelier than a listed token",
+        )
 
 
 def judge_echo(answer: Generation, prompt: str) -> None:
@@ -367,7 +373,8 @@ def judge_text(server: Endpoint) -> dict:
     if guessed:
         start = guessed[0] * _WINDOW
         raise CheckFailed(
-            f"from token {start} on, the model guesses: {max(nats):.1f} nats per token; {measured}"
+            f"the model guesses in the {_WINDOW} tokens from token {start} on: up to "
+            f"{max(nats):.1f} nats per token; {measured}"
         )
     return {"bits_per_byte": round(bits, 3), "tokens": num_tokens}
 
@@ -382,7 +389,10 @@ def judge_recall(server: Endpoint, length: int) -> dict:
     context = server.context()
     needed = length + RECALL_MARGIN
     if 0 < context < needed:
-        raise CannotRun(f"the server's context of {context} tokens is shorter than {needed}")
+        raise CannotRun(
+            f"the server's context of {context} tokens is shorter than the {needed} tokens that "
+            "this check needs"
+        )
     tokens_per_letter = len(server.generate(read_known_text(), 1).prompt) / len(read_known_text())
     pages = _make_pages(length, tokens_per_letter)
     missed_depths: list[str] = []
@@ -394,7 +404,7 @@ def judge_recall(server: Endpoint, length: int) -> dict:
             answers = [request.result() for request in requests]
         are_swapped = all(answers[i].startswith(_number(place, 1 - i)) for i in (0, 1))
         if are_swapped:
-            raise CheckFailed("two long prompts at once get each other's answers")
+            raise CheckFailed("two long prompts that were sent at once got each other's answers")
         are_right = all(answers[i].startswith(_number(place, i)) for i in (0, 1))
         if are_right:
             continue
@@ -403,8 +413,8 @@ def judge_recall(server: Endpoint, length: int) -> dict:
             raise CannotRun("this model does not repeat a number that a short prompt contains")
     require(
         not missed_depths,
-        f"the model does not repeat a number from depth {', '.join(missed_depths)}: attention at "
-        "this length is wrong, or the model is too weak",
+        f"the model does not repeat a number from depth {', '.join(missed_depths)} of a "
+        f"prompt of {length} tokens: attention at this length is wrong, or the model is too weak",
     )
     num_letters = sum(map(len, pages))
     return {

@@ -187,7 +187,8 @@ def _choose_prompt(server: Endpoint) -> tuple[list[int], dict[int, float]]:
             best_probabilities = probabilities
     if not best_prompt:
         raise CannotRun(
-            "there is no prompt after which this model has several likely tokens and few others"
+            "this model has several likely tokens, and few others, after none of the check's "
+            "prompts"
         )
     return best_prompt, best_probabilities
 

@@ -134,7 +134,10 @@ def _judge_calls(server: Endpoint, reply: Reply, about: str) -> str:
     require(reply.calls, f"no tool_calls with {about}: the answer is text, {text!r:.120}")
     verdict = "kept"
     for call in reply.calls:
-        require(call["name"] == TOOL, f"a call of {call['name']!r:.80}, but the tool is {TOOL}")
+        require(
+            call["name"] == TOOL,
+            f"the model calls the tool {call['name']!r:.80}, but the only tool is {TOOL}",
+        )
         if _follows_schema(call["arguments"]):
             continue
         verdict = "broken by the model"

@@ -245,7 +245,8 @@ class VllmServer:
                 self.start_seconds = time.perf_counter() - begin
                 return
             time.sleep(0.2)
-        raise CheckFailed(f"no answer within {limit:.0f} s: {read_last_lines(self.log, 5)}")
+        last = read_last_lines(self.log, 5)
+        raise CheckFailed(f"vllm serve gave no answer within {limit:.0f} s: {last}")
 
     def _command(self) -> list[str]:
         beside_python = str(Path(sys.executable).parent)

@@ -80,7 +80,7 @@ KERNEL = _check(
 SENSORS = _check(
     "sensors",
     "Temperature, clocks, power and memory are recorded",
-    f"nothing: it is skipped without sensors. The readings explain other faults: {_SLOW}",
+    f"nothing: the check is skipped without sensors. The readings explain other faults: {_SLOW}",
 )
 CHECKS = [WHOLE, *RESULTS.values(), DRIFT, THROTTLING, MEMORY, KERNEL, SENSORS]
 
@@ -295,13 +295,13 @@ def _judge_memory(story: Story) -> Result:
         grows = medians == sorted(set(medians))
         if grows and medians[-1] - medians[0] > _LEAK_MIB:
             listed = ", ".join(f"{median:.0f}" for median in medians)
-            name = label.replace("_", " ")
-            faults.append(f"{name} grows from quarter to quarter: {listed} MiB")
+            name = label.removesuffix("_memory")
+            faults.append(f"the memory of the {name} grows from quarter to quarter: {listed} MiB")
     if not measured:
         return Result(
             MEMORY,
             State.SKIPPED,
-            f"fewer than {_MIN_SAMPLES} seconds were recorded after the preparation",
+            f"fewer than {_MIN_SAMPLES} seconds were recorded after the loads were prepared",
         )
     return make_result(MEMORY, faults, measured)
 

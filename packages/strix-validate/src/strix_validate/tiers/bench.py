@@ -168,7 +168,8 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
     for route, size, mask in cases:
         check = Check(
             f"bench/{route}/{size}-{mask}",
-            f"{route} {SIZES[size].shapes()[:2]} {mask}: time and rate of each pass",
+            f"{route}, q and k of shapes {SIZES[size].shapes()[:2]}, {mask} mask: time and rate of "
+            "each pass",
             "published numbers that are wrong: a speed-up that was claimed but not measured, or a "
             "rate computed from twice as many operations as there are: "
             "https://github.com/lhl/strix-halo-testing",
@@ -179,7 +180,7 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
             continue
         check = Check(
             f"bench/speedup/{size}-{mask}",
-            f"speed of flash relative to math, {size} {mask}",
+            f"speed of torch's flash attention relative to its math backend, {size} {mask}",
             "a torch that silently runs math instead of flash attention: "
             "https://github.com/ROCm/TheRock/issues/1364",
         )
@@ -189,7 +190,7 @@ def bodies(measure: Callable[..., dict]) -> dict[Check, Body]:
         for size in published["run"][0][mask]["forward"]:
             check = Check(
                 f"bench/published/{size}-{mask}",
-                f"{size} {mask}, compared with published times of gfx1151",
+                f"flash attention, {size} {mask}, compared with published times of gfx1151",
                 f"a build that is slower than others for the same chip: {published['source']}",
             )
             functions[check] = partial(_beside_published, measure, size, mask)
@@ -421,7 +422,8 @@ def _speedup(
         forward = ratios["forward"]
         require(
             forward >= _MIN_SPEEDUP,
-            f"flash attention is {forward:.2f} times as fast as math, expected {_MIN_SPEEDUP}",
+            f"flash attention is {forward:.2f} times as fast as math, expected at least "
+            f"{_MIN_SPEEDUP}",
         )
     return ratios
 
@@ -475,7 +477,8 @@ def _compare_timers(options: RunOptions) -> Result:
             ratios[f"{size}_{direction}"] = ratio
             if timed_ms > _LAUNCHES and abs(ratio - 1) > _TIMER_TOLERANCE:
                 faults.append(
-                    f"{size} {direction}: {timed_ms:.4g} ms, do_bench {do_bench_ms:.4g} ms"
+                    f"{size} {direction}: {timed_ms:.4g} ms by this timer, {do_bench_ms:.4g} ms by "
+                    "do_bench"
                 )
     return make_result(PLACEHOLDER, faults, ratios)
 

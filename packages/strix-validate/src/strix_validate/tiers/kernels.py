@@ -54,7 +54,7 @@ def judge_products(
     has_too_few = not facts or len(with_wmma) < call.products
     if not answer.error and has_too_few:
         faults.append(
-            f"{len(with_wmma)} of {len(facts)} kernels have WMMA, expected {call.products}"
+            f"{len(with_wmma)} of {len(facts)} kernels have WMMA, expected at least {call.products}"
         )
     return make_result(check, faults, facts)
 

@@ -117,7 +117,7 @@ CHECKS: dict[Check, Body] = {
     ): _product_fp32,
     Check(
         "bench/host-copy",
-        "bytes per second of a copy of 256 MiB to the GPU and back",
+        "bytes per second of a copy of 256 MiB to the GPU, and of one back",
         "models that load slowly from pinned memory, although the GPU shares this memory: "
         "https://llm-tracker.info/_TOORG/Strix-Halo",
     ): _host_copy,

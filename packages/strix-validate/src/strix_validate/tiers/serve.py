@@ -194,7 +194,10 @@ def _compare(reference: list[float], generated: dict, bound: float) -> dict:
     token = generated["tokens"][0][0]
     error = abs(generated["logprob"] - reference[token])
     gap = max(reference) - reference[token]
-    require(error <= bound, f"the log probability is off by {error:.3f} nats, {bound} allowed")
+    require(
+        error <= bound,
+        f"the log probability of token {token} is off by {error:.3f} nats, {bound} allowed",
+    )
     require(
         gap <= bound,
         f"token {token} is not the likeliest: another token's log probability is {gap:.3f} nats "
@@ -369,12 +372,13 @@ def chat(session: ServerSession) -> dict:
     prompt = answer["prompt_token_ids"]
     require(
         prompt == expected.prompt,
-        f"the server made the prompt {prompt}, the template gives {expected.prompt}",
+        f"the server made the prompt {prompt} of a chat, but the template gives {expected.prompt}",
     )
     tokens = answer["choices"][0]["token_ids"]
     require(
         tokens == expected.tokens,
-        f"the tokens are {tokens[:8]}..., but without a chat {expected.tokens[:8]}...",
+        f"the tokens are {tokens[:8]}..., but for the same prompt without a chat "
+        f"{expected.tokens[:8]}...",
     )
     return {"tokens": len(tokens)}
 

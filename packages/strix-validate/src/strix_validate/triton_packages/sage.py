@@ -364,7 +364,7 @@ COMPUTED = {
     "d96": Case(partial(attention, head_dim=96, lengths=(70,), causal=True), _MASK),
     "d128": Case(
         partial(attention, head_dim=128, lengths=(70,)),
-        "wrong tiles for the head dim of most diffusion models",
+        "wrong tiles for head dim 128 (FLUX.1, Wan2.1)",
     ),
     "cross": Case(
         partial(attention, lengths=(70,), lengths_k=(140,)),

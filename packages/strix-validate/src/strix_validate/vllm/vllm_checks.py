@@ -254,7 +254,8 @@ _KERNELS = {
     ),
     "moe-unrouted": Case(
         partial(moe, routed=False, absent=1),
-        "the router's weights applied twice, or a result of an expert that is on another GPU",
+        "the router's weights applied to the result although the model applies them to the input "
+        "(Llama 4), or a result for an expert that is on another GPU",
     ),
     "moe-bias": Case(
         partial(moe, bias=True),
@@ -262,7 +263,7 @@ _KERNELS = {
     ),
     "moe-int4-zeros": Case(
         partial(moe, bits=4, zeros=True, absent=1),
-        "zero points of the wrong row (AWQ), or a result of an expert that is on another GPU",
+        "zero points of the wrong row (AWQ), or a result for an expert that is on another GPU",
     ),
     "rms-norm": Case(
         rms_norm, "a last block that is computed as if it was full, although it is not"
