@@ -785,7 +785,7 @@ CASES = (
             heads=2,
             kv_heads=1,
         ),
-        "keys left out, or counted twice, in a page across two of the parts that split a cache",
+        "keys left out, or counted twice, in a page that lies in two parts of a split cache",
         refusals=_REFUSED,
         half_only=True,
     ),

@@ -250,5 +250,5 @@ def _judge_unusable(tree: Tree, name: str, failure: OSError) -> Result:
 def _suggest_new_node(container: str) -> str:
     """Return how to give a container a device file with the driver's present major number."""
     if container == "lxc":
-        return f"{_PASS['lxc']}, in place of mknod and lxc.mount.entry"
+        return f"instead of mknod and lxc.mount.entry, {_PASS['lxc']}"
     return "recreate the device file, or the container with --device /dev/kfd"

@@ -178,8 +178,9 @@ USER_CHECKS: dict[str, ServerCheck] = {
     ),
     "url-penalties": _users_check(
         sampling.judge_penalties,
-        "each token is the likeliest after penalties are subtracted. Penalties may be ignored, or "
-        "count the tokens of another request: "
+        "each token, except at most one, is the likeliest after frequency_penalty or "
+        "presence_penalty is subtracted, and repetition_penalty changes the tokens. Penalties may "
+        "be ignored, or count the tokens of another request: "
         "https://docs.vllm.ai/en/latest/serving/openai_compatible_server/",
     ),
     "url-chat": _users_check(

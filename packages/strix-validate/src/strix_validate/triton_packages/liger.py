@@ -446,7 +446,7 @@ COMPUTED = {
     ),
     "rms-norm-rows": Case(
         partial(rms_norm, rows=(1 << 15) + 3, columns=32),
-        "a fault of the kernel for 32,768 rows and more",
+        "a fault of the kernel for 32,768 or more rows of at most 256 columns",
         size=Size.FULL,
     ),
     **model_cases(),
