@@ -217,6 +217,12 @@ DEVICES = {
         errno.EACCES,
         DeviceFile(105, 0o660, 236),
     ),
+    "SELinux denies the device files outside of containers": Machine(
+        {"sys/fs/selinux/enforce": "1"},
+        both_devices(Expected("error", "allow it", "ls -lZ", "container_use_devices")),
+        errno.EACCES,
+        DeviceFile(105, 0o660, 236),
+    ),
     "no device rule in Docker": Machine(
         {".dockerenv": ""},
         both_devices(Expected("error", "not permitted", "--device /dev/kfd", "usermod")),

@@ -300,6 +300,15 @@ def test_a_loras_folder(tmp_path: Path) -> None:
     assert f"vllm serve Qwen/Qwen3-8B --enable-lora --lora-modules adapter={folder}" in line
 
 
+def test_a_base_model_of_a_lora_that_is_a_folder_without_a_model(tmp_path: Path) -> None:
+    """Only a model that Hugging Face's hub may have can be downloaded."""
+    base = adapter(tmp_path / "base")
+    status, output = run(adapter(tmp_path / "lora", base_model_name_or_path=str(base)))
+    assert status == 2
+    assert f"{base} has no config.json of a model" in output
+    assert "hf download" not in output
+
+
 def test_the_command_quotes_folders(tmp_path: Path) -> None:
     base = tmp_path / "my models"
     base.mkdir()

@@ -184,7 +184,7 @@ def _judge_denied(tree: Tree, name: str) -> Result:
 def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -> Result:
     """Judge a denial if the mode bits let the user open the device."""
     enforces_selinux = tree.read("sys/fs/selinux/enforce") == "1"
-    if enforces_selinux or container in ("podman", "toolbox"):
+    if container and (enforces_selinux or container in ("podman", "toolbox")):
         return error(
             f"{message}, although its mode and its group {group} allow it: SELinux may forbid it",
             "sudo setsebool -P container_use_devices=true, or start the container with "
@@ -192,8 +192,8 @@ def _judge_denied_member(tree: Tree, message: str, container: str, group: str) -
         )
     return error(
         f"{message}, although its mode and its group {group} allow it",
-        "compare the output of ls -lZ /dev/kfd /dev/dri with that of id; a sandbox or another user "
-        "namespace may forbid access",
+        "compare the output of ls -lZ /dev/kfd /dev/dri with that of id; SELinux, a sandbox or "
+        "another user namespace may forbid access",
     )
 
 

@@ -121,10 +121,15 @@ def _answer_adapter(file: Path, config: dict, source: Path | None) -> Served:
     is_path = Path(adapter.base).exists()
     base_file = reading.find(adapter.base) if is_path else reading.find_cached(adapter.base)
     if base_file is None or base_file.name == lora.FILE:
+        advice = f"{adapter.base} has no config.json of a model"
+        if not is_path:
+            advice = (
+                f"{adapter.base} is not on this machine: run hf download {adapter.base} "
+                "config.json model.safetensors.index.json, then this command again"
+            )
         raise NoModel(
             f"{file} is a LoRA of rank {adapter.rank}, not a model: vllm serve {adapter.base} "
-            f"{flags}. {adapter.base} is not on this machine: run hf download {adapter.base} "
-            f"config.json model.safetensors.index.json, then this command again"
+            f"{flags}. {advice}"
         )
     result = _answer_config(reading.read(base_file), base_file.parent, source)
     note = (

@@ -180,7 +180,8 @@ def open_device(device: str, limit: float = PREPARE_LIMIT) -> str:
         finally:
             process.stop(5)
         if not lines:
-            last_line = log.read_text(errors="replace").strip().splitlines()[-1:]
+            lines = log.read_text(errors="replace").strip().splitlines()
+            last_line = lines[-1] if lines else "it printed nothing"
             status = describe_status(process.status() or 0)
             raise CheckFailed(
                 f"torch does not open the device {device}: its process ended {status}: {last_line}"
