@@ -7,7 +7,7 @@ import zoo
 from device_support import HIP_PROGRAMS, compile_device_code, load_builder
 from strix_emulate import Buffer, Kernel, Options, Trap, launch
 from strix_emulate.code import loader
-from strix_emulate.memory import happens_before
+from strix_emulate.memory import happens_before, waits
 from strix_emulate.memory.arena import Arena
 from strix_emulate.memory.shadow import Memory
 from test_checks import LOAD, execute
@@ -160,3 +160,20 @@ def test_stores_that_are_not_awaited_cost_each_barrier_the_same(monkeypatch) -> 
         execute(body.format(turns=turns), budget=100_000)
         counts.append(len(calls))
     assert counts[1] - counts[0] <= 200 * 63
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_outstanding_atomics_cost_later_atomics_nothing(monkeypatch, native) -> None:
+    """A release does not postpone atomics, so it need not look at up to 63 of them."""
+    calls = []
+    postpone = waits._postpone
+
+    def count(*arguments, **keywords):
+        calls.append(arguments)
+        postpone(*arguments, **keywords)
+
+    monkeypatch.setattr(waits, "_postpone", count)
+    atomics = 70 * "global_atomic_add_u32 v1, v0, s[6:7]\n" + 70 * "ds_add_u32 v1, v0\n"
+    head = LOAD + "ds_store_b32 v1, v0\ns_waitcnt lgkmcnt(0)\n"
+    execute(head + atomics + "s_endpgm\n", second="inout", native=native)
+    assert calls == []

@@ -193,7 +193,7 @@ class _Atomic:
         self.dtype = _dtype(self.kind.type)
         self.words = self.dtype.itemsize // 4
         bits = registers("v", self.target.index, self.words) if self.target else 0
-        self.issued = Outstanding(bits, True, self.ins.text)
+        self.issued = Outstanding(bits, True, self.ins.text, atomic=True)
         self.may_lock = self.target is not None and self.kind.operation in _LOCKS
 
     def locate(self, space: str) -> tuple[Any, Callable]:

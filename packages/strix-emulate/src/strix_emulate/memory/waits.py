@@ -42,10 +42,11 @@ class Outstanding:
         instruction_text: The instruction, for messages.
         issuers: Flags of the waves that issued the instruction. None means that all waves did.
         half: "l" or "h" if the instruction writes half a register.
+        atomic: Whether the instruction is an atomic.
         number: A number that is the same for equal entries.
     """
 
-    __slots__ = ("half", "instruction_text", "issuers", "number", "ordered", "registers")
+    __slots__ = ("atomic", "half", "instruction_text", "issuers", "number", "ordered", "registers")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Outstanding:
         instruction_text: str,
         issuers: np.ndarray | None = None,
         half: str = "",
+        atomic: bool = False,
     ):
         if issuers is not None and issuers.all():
             issuers = None
@@ -61,6 +63,7 @@ class Outstanding:
         self.ordered = ordered
         self.instruction_text = instruction_text
         self.half = half
+        self.atomic = atomic
         self.issuers = issuers
         issuer_bytes = None if issuers is None else issuers.tobytes()
         key = (registers, ordered, instruction_text, issuer_bytes)
@@ -79,6 +82,7 @@ class Outstanding:
             self.instruction_text,
             issuers,
             self.half,
+            self.atomic,
         )
 
 
@@ -92,18 +96,21 @@ class State:
         queues: Entries by counter, in the order of issue.
         pending: Bit mask of the registers that the entries will write.
         together: Whether all waves issued all entries.
+        only_atomics: Whether all entries are atomics.
     """
 
-    __slots__ = ("_following", "pending", "queues", "together")
+    __slots__ = ("_following", "only_atomics", "pending", "queues", "together")
 
     def __init__(self, queues: tuple[_Entries, ...]):
         self.queues = queues
         self.pending = 0
         self.together = True
+        self.only_atomics = True
         for queue in queues:
             for entry in queue:
                 self.pending |= entry.registers
                 self.together &= entry.issuers is None
+                self.only_atomics &= entry.atomic
         #: Cached results of `issued` and `waited`, by their arguments.
         self._following: dict[Any, Any] = {}
 
@@ -220,7 +227,7 @@ def issue_all(
     """
     issue(g, counters[0], entry, touches)
     for counter in counters[1:]:
-        issue(g, counter, Outstanding(0, True, entry.instruction_text))
+        issue(g, counter, Outstanding(0, True, entry.instruction_text, atomic=entry.atomic))
 
 
 def check_pending(
@@ -325,7 +332,8 @@ def at_release(g: Waves) -> None:
     release. So a release orders outstanding atomics, except for the last one without a return
     value.
     """
-    _postpone(g, at_barrier=False)
+    if not g.queues.state.only_atomics:
+        _postpone(g, at_barrier=False)
     g.epoch[:] = epoch_after_release(g.epoch)
     g.tags = make_tags(g.workgroup, g.epoch, g.wave)
 

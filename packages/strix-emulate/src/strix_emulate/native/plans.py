@@ -92,9 +92,9 @@ class LoggedTouch:
         """Whether the access is a store or an atomic."""
         return self.atomic or self._op.handler == native.HANDLERS["store"]
 
-    @property
+    @cached_property
     def atomic(self) -> bool:
-        """Whether the access is an atomic."""
+        """Whether the access is an atomic. Each release asks this of all outstanding accesses."""
         return self._op.handler == native.HANDLERS["atomic"]
 
     @property
