@@ -208,7 +208,7 @@ def test_two_channels_are_compared(tmp_path: Path) -> None:
     new = write_channel(tmp_path / "new", change_cost(scratch=64))
     done = drive(CHECKOUT, "compare", str(old), str(new))
     assert done.returncode == 1
-    assert "some-kernels-gfx1151: some-kernels-gfx1151-1-0.conda and" in done.stdout
+    assert "some-kernels-gfx1151: some-kernels-gfx1151-1-0.conda compared with" in done.stdout
     assert "scratch 0 -> 64" in done.stdout
     assert drive(CHECKOUT, "compare", str(new), str(old)).returncode == 0
     # The newest build counts, and not the file that was copied last.
