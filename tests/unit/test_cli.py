@@ -176,6 +176,15 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, line: str) -> None:
     assert "Traceback" not in messages
 
 
+def test_status_lists_each_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = MiniProject(tmp_path)
+    project.recipe("alpha")
+    project.recipe("beta")
+    monkeypatch.setenv("FORGE_ROOT", str(project.root))
+    done = CliRunner().invoke(main.app, ["--base", "conda-forge", "status"])
+    assert re.fullmatch(r"alpha 1.0 \S+: not built\nbeta 1.0 \S+: not built\n", done.stdout)
+
+
 def test_no_threads_for_rattler_is_no_panic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
-from support.project import CHECKOUT
+from support.project import CHECKOUT, MiniProject
 from support.wheels import write_wheel
+from typer.testing import CliRunner
 
 from forge import demo
+from forge.cli.main import app
 from forge.errors import Failed, NotAttempted
 from forge.hostbase.base import LOCK
 from forge.hostbase.lock import Pin, read_pins
 from forge.project import Project
+from forge.recipes.recipe import Recipe
 from forge.sources import patching
 from forge.sources.cache import PYPI_URL, Source, SourceCache
 
@@ -112,6 +115,23 @@ def test_a_record_in_words() -> None:
     assert "33,736 instructions" in text
     assert text.count("largest error 7.6e-04, allowed 5.0e-03") == 4
     assert "No GPU was used" in text.splitlines()[-1]
+
+
+def test_the_command_compiles_flash_attn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = MiniProject(tmp_path)
+    project.recipe("alpha")
+    project.recipe("flash-attn")
+    recipes: list[str] = []
+
+    def run(_: Project, recipe: Recipe, *__: object) -> dict[str, Any]:
+        recipes.append(recipe.name)
+        return RECORD
+
+    monkeypatch.setenv("FORGE_ROOT", str(project.root))
+    monkeypatch.setattr(demo, "run", run)
+    done = CliRunner().invoke(app, ["demo", "--base", "host"])
+    assert recipes == ["flash-attn"]
+    assert "No GPU was used" in done.output
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.project import commit
-from support.servers import served
+from support.servers import QuietHandler, served
 
 from forge.errors import ForgeError, NotAttempted
 from forge.project import Project
@@ -376,6 +376,20 @@ def test_a_server(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{bare.parent}/.insteadOf")
         with pytest.raises(NotAttempted, match="transport 'file' not allowed"):
             git.list_tags(URL)
+
+
+def test_git_does_not_ask_for_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, git would wait for an answer on the terminal."""
+
+    class Private(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", "Basic")
+            self.end_headers()
+
+    monkeypatch.setenv("LC_ALL", "C")
+    with served(tmp_path, Private) as url, pytest.raises(NotAttempted, match="prompts disabled"):
+        git.list_tags(url)
 
 
 def test_every_value_of_a_mirror_counts(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,8 @@ def test_the_later_file_and_the_longer_prefix_win(home: Path) -> None:
         "https://c.invalid/conda-forge-2"
     )
     assert network.mirrored("https://other.invalid/x") == "https://other.invalid/x"
+    # Only the beginning of a URL is replaced.
+    assert network.mirrored(f"{MIRRORED}/{MIRRORED}") == f"https://b.invalid/{MIRRORED}"
 
 
 @pytest.mark.parametrize("fault", ["no JSON", "a folder", "HOME is a file"])

@@ -221,6 +221,53 @@ def test_nothing_is_done_for_what_does_not_solve(
     ]
 
 
+def test_what_needs_a_failed_build_is_not_attempted(
+    mini: MiniProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --continue-on-failure, a failure ends only the builds that need the failed package."""
+    mini.recipe("gamma", run=["alpha"])
+    project = Project.at(mini.root)
+    base = bases.load(project, "conda-forge")
+    recipes = RecipeSet(project, base)
+    builder = Builder(project, base, Display(Console(file=io.StringIO())), "conda:1")
+
+    def build(step: Step, *_: object) -> None:
+        if step.recipe.name == "alpha":
+            raise ForgeError("alpha does not compile")
+
+    monkeypatch.setattr(builder, "_fetch", lambda step: None)
+    monkeypatch.setattr(builder, "_build", build)
+    results = builder.run(recipes, recipes.plan(builder.channel), True, {})
+    rows = [(result.step.recipe.name, result.state, result.detail) for result in results]
+    assert rows == [
+        ("alpha", FAILED, ""),
+        ("beta", BUILT, ""),
+        ("gamma", NOT_ATTEMPTED, "needs alpha"),
+    ]
+
+
+def test_a_stopped_run_begins_no_further_build(
+    mini: MiniProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build that has waited for its turn does not begin after Ctrl-C."""
+    monkeypatch.setenv("MAX_JOBS", "1")
+    project = Project.at(mini.root)
+    base = bases.load(project, "conda-forge")
+    recipes = RecipeSet(project, base)
+    builder = Builder(project, base, Display(Console(file=io.StringIO())), "conda:1")
+    begun: list[str] = []
+
+    def build(step: Step, *_: object) -> None:
+        begun.append(step.recipe.name)
+        builder.stop.set()
+
+    monkeypatch.setattr(builder, "_fetch", lambda step: None)
+    monkeypatch.setattr(builder, "_build", build)
+    with pytest.raises(KeyboardInterrupt):
+        builder.run(recipes, recipes.plan(builder.channel), False, {})
+    assert begun == ["alpha"]
+
+
 def test_what_was_named_does_not_solve(
     ran: list[str], unsolved: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
