@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Helpers for tests of kernel calls: cached expected results, mock answers and skip marks."""
 
+import inspect
 from functools import cache
 from importlib.util import find_spec
 
@@ -8,6 +9,7 @@ import pytest
 from strix_emulate import DisassemblerError, find_disassembler
 from strix_validate.checks import Check
 from strix_validate.triton import cases
+from strix_validate.triton.call import FunctionCall
 from strix_validate.triton.modes import CallAnswer, ExecutedKernel
 
 CHECK = Check("x")
@@ -18,8 +20,15 @@ def answer(tensors) -> CallAnswer:
 
 
 def make(case, seed="seed"):
-    """Return a case's call and expected results, as cases.make does, but cache the results."""
+    """Return a case's call and expected results, as cases.make does, but cache the results.
+
+    Raises:
+        TypeError: The arguments of the call are not those of its function. In a run, such a call
+            fails only where its library is installed.
+    """
     call, expected = cases.make(seed, case)
+    if isinstance(call, FunctionCall):
+        inspect.signature(call.launch).bind(**call.tensors, **call.options)
     return call, cache(expected)
 
 

@@ -142,7 +142,8 @@ class Adam:
         number = 1 if self.fault == "step number stays 1" else self.number
         root = square.abs().sqrt() / (1 - 0.999**number) ** 0.5 + 1e-8
         decay = 0 if self.fault == "no weight decay" else 1e-3
-        p = p * (1 - decay) - 0.01 * mean / (1 - 0.9**number) / root
+        rate = 0.010005 if self.fault == "learning rate 0.05 % too large" else 0.01
+        p = p * (1 - decay) - rate * mean / (1 - 0.9**number) / root
         if self.fault == "last block of parameters not updated":
             p[-77:] = self.p.data[-77:].float()
         self.p.data = p.to(self.p.dtype)

@@ -67,7 +67,8 @@ def test_what_only_a_gpu_runs_is_skipped_on_a_cpu():
     assert [check.state for check in record.checks] == [State.SKIPPED] * 2
 
 
-def test_both_directions_are_timed():
+def test_both_directions_are_timed(monkeypatch):
+    monkeypatch.setattr(machine_speed, "peak", lambda device: 50.0)
     (result,) = run(["bench"], RunOptions(), ["bench/math/tiny-causal"]).checks
     assert result.state is State.PASSED, result.reason
     measured = result.measured
@@ -77,6 +78,8 @@ def test_both_directions_are_timed():
         assert measured[f"{direction}_repeats"] > 1
         rate = bench.count_operations("tiny", True, direction) / median / 1e9
         assert measured[f"{direction}_tflops"] == pytest.approx(rate)
+        assert measured[f"{direction}_of_peak"] == pytest.approx(rate / 50)
+    assert measured["peak_tflops"] == 50
 
 
 def test_flash_attn_is_given_its_own_layout(monkeypatch):

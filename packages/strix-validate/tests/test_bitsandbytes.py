@@ -21,6 +21,7 @@ FAULTS = {
     "gradient not squared": "adamw8bit-float32",
     "step number stays 1": "adamw8bit-float32",
     "no weight decay": "adamw8bit-float32",
+    "learning rate 0.05 % too large": "adamw8bit-float32",
     "last block of parameters not updated": "adamw8bit-bfloat16",
     "scales of the previous block used": "adamw8bit-float32",
 }

@@ -246,6 +246,15 @@ def test_another_gpu_is_told_no_override(version, tmp_path):
     assert not any("CONDA_OVERRIDE" in result.fix for result in results.values())
 
 
+@pytest.mark.parametrize(
+    "folder", ["lib64", "lib/x86_64-linux-gnu", "usr/lib64", "usr/lib/x86_64-linux-gnu"]
+)
+def test_glibc_of_a_copy_is_in_the_folder_of_its_distribution(folder, tmp_path):
+    text = "GNU C Library stable release version 2.27.\n"
+    changes = {"lib64/libc.so.6": None, f"{folder}/libc.so.6": text}
+    assert Tree(hosts.make(tmp_path, changes)).glibc == (2, 27)
+
+
 def test_wsl_is_told_to_install_no_kernel(tmp_path):
     changes = {"proc/sys/kernel/osrelease": "6.6.87.2-microsoft-standard-WSL2\n"}
     results = examine(hosts.without_gpu(tmp_path, changes | hosts.UBUNTU))

@@ -175,6 +175,20 @@ def test_what_is_wrong_is_caught(name, monkeypatch):
     assert REASONS.get(check.split("/")[0], "") in failed.reason
 
 
+@pytest.mark.parametrize("kind", ["cholesky", "eigh", "svd", "lu", "qr"])
+def test_a_factorisation_is_that_of_its_name(kind, monkeypatch):
+    original = getattr(torch.linalg, kind)
+    calls = []
+
+    def record(a):
+        calls.append(kind)
+        return original(a)
+
+    monkeypatch.setattr(races, kind, record)
+    factorise(kind, torch.eye(2))
+    assert calls == [kind]
+
+
 def test_wrong_or_missing_kernels_of_inductor_are_caught(monkeypatch):
     monkeypatch.setattr(inductor.shutil, "which", lambda name: "g++")
     monkeypatch.setattr(torch, "compile", lambda function: function)

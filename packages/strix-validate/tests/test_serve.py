@@ -232,6 +232,27 @@ def test_a_key_of_another_server_is_not_required(monkeypatch, tmp_path):
     assert "VLLM_API_KEY" not in variables
 
 
+@pytest.mark.parametrize("is_beside_python", [True, False])
+def test_the_vllm_of_this_environment_is_started(is_beside_python, monkeypatch, tmp_path):
+    """It is the program beside this Python or, if there is none, that of PATH."""
+    program = tmp_path / "vllm"
+    if is_beside_python:
+        program.touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    commands = []
+
+    def start(command, **options):
+        del options
+        commands.append(command)
+        return SimpleNamespace(poll=lambda: 1)
+
+    monkeypatch.setattr(vllm_server.subprocess, "Popen", start)
+    server = vllm_server.VllmServer(tmp_path, tmp_path / "log", [])
+    with pytest.raises(CheckFailed, match="ended with status 1"):
+        server.start(1)
+    assert commands[0][0] == (str(program) if is_beside_python else "vllm")
+
+
 #: The result of `vllm bench serve` in vLLM 0.33.
 BENCH = {
     "completed": 32,

@@ -75,6 +75,11 @@ def test_a_right_server_passes(server, skipped, judged):
     assert {name: r.reason for name, r in results.items() if r.state is State.FAILED} == {}
 
 
+def test_the_sums_of_the_listed_probabilities_are_recorded(judged):
+    measured = judged({"probabilities"})["probabilities"].measured
+    assert 0 < measured["least_sum"] <= measured["largest_sum"] <= 1.001
+
+
 def test_chat_that_is_not_an_interface_is_skipped(judged):
     """A server may offer completions without chats."""
     results = judged({"chat"}, handler=trained_server.Handler)

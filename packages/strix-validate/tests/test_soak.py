@@ -7,6 +7,7 @@ the real processes.
 
 import json
 
+import numpy as np
 import pytest
 from fake_gpu import GPU, Clock, FakeGpu, soak
 from records import make
@@ -326,6 +327,11 @@ def test_the_plot_has_a_panel_for_each_quantity_that_was_read(tmp_path):
     assert all(
         len(axes.lines) == 2 for axes in figure.axes
     )  # one line is the curve, the other an event
+    for axes in figure.axes:
+        # The curve goes through the points of all loads.
+        points = np.concatenate([np.asarray(dots.get_offsets()) for dots in axes.collections])
+        points = points[points[:, 0].argsort()]
+        np.testing.assert_array_equal(points, axes.lines[0].get_xydata())
     assert len(plots.write(make(*verdicts.judge(story)), tmp_path, "soak")) == 2
 
 

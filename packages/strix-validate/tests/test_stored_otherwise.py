@@ -13,6 +13,7 @@ from models import FILES
 from strix_validate.cli import app
 from strix_validate.doctor.tree import Tree
 from strix_validate.installing import suggest_installation
+from strix_validate.layers import defaults
 from strix_validate.models import answer, command, gguf_file, lora, mistral, table
 from typer.testing import CliRunner
 
@@ -100,6 +101,12 @@ def test_a_hybrid_gguf_file(tmp_path: Path) -> None:
     assert model.token == 2 * 2 * 2 * 2 * 64
     assert model.config["layer_types"] == ["mamba", "full_attention"] * 2
     assert model.config["model_type"] == "nemotron_h"
+
+
+def test_the_model_types_of_gguf_files_exist() -> None:
+    """Each architecture that is renamed is renamed to a model_type of transformers."""
+    model_types = set(gguf_file._KINDS.values())
+    assert model_types <= defaults.contents()["types"].keys()
 
 
 def test_shards_are_read_together(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ These tests also run in the package's test environment (recipes/strix-validate).
 import contextlib
 import inspect
 import json
+import math
 import re
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
 from types import SimpleNamespace
@@ -105,6 +107,25 @@ def test_bound_catches_what_is_not_finite(value):
     result = comparison.compare(CHECK, broken, compute, torch.float32)
     assert (result.state, result.reason) == (State.FAILED, "wrong: dk")
     assert result.measured["dk"]["error"] is None
+
+
+def test_a_crash_of_the_child_has_its_last_lines(monkeypatch):
+    child = SimpleNamespace(returncode=1, stderr="Traceback\n a\n b\nKeyError: 'c'\n")
+    monkeypatch.setattr(triton_modes.subprocess, "run", lambda *words, **options: child)
+    message = re.escape("exit status 1:  a |  b | KeyError: 'c'")
+    with pytest.raises(triton_modes.ChildError, match=message):
+        triton_modes.run([], "interpret")
+
+
+@pytest.mark.parametrize(("elements", "share"), [(16, 0.5 + 1), (1600, 0.5 + 0.1)])
+@pytest.mark.parametrize("excess", [-0.02, 0.02])
+def test_the_bound_of_a_mean_error_depends_on_the_number_of_elements(elements, share, excess):
+    """In float16 its factor is 0.5, and 4 / sqrt(elements) more."""
+    exact = {"out": torch.ones(elements, dtype=torch.float64)}
+    storing = torch.finfo(torch.float16).eps / 2 / math.sqrt(3)
+    actual = {"out": exact["out"] + (share + excess) * storing}
+    result = comparison.compare(CHECK, actual, lambda _: exact, torch.float16)
+    assert result.state is (State.PASSED if excess < 0 else State.FAILED)
 
 
 class FaultyTensor:
@@ -316,6 +337,9 @@ def test_every_sequence_is_compared_unless_they_take_gigabytes():
         if case.name in ("full", "batch-9")
     }
     assert compared == {"full": None, "batch-9": None}
+    (case,) = (case for case in sdpa_cases.CASES if case.name == "batch-9")
+    large = sdpa_problem.Problem(replace(case, gib=1), torch.float16, "cpu")
+    assert large.compared == [0, 1, 4, 7, 8]
 
 
 def test_a_list_of_kernels_has_no_names_of_checks():

@@ -37,6 +37,13 @@ learn(structures.ASK_TOOL[0]["content"], encode(PROSE))
 learn(structures.ASK_SCHEMA[0]["content"], encode(PROSE))
 
 
+def is_schema(schema):
+    """Return whether a JSON schema and its properties have types that exist."""
+    if schema["type"] not in ("object", "string", "integer"):
+        return False
+    return all(is_schema(part) for part in schema.get("properties", {}).values())
+
+
 class Handler(trained_server.Handler):
     """A handler with /v1/chat/completions."""
 
@@ -75,6 +82,12 @@ class Handler(trained_server.Handler):
             return
         if style == "no-system" and body["messages"][0]["role"] == "system":
             self.refuse("System role not supported")
+            return
+        schemas = [tool["function"]["parameters"] for tool in body.get("tools") or []]
+        if body.get("response_format"):
+            schemas.append(body["response_format"]["json_schema"]["schema"])
+        if not all(is_schema(schema) for schema in schemas):
+            self.refuse("invalid JSON schema")
             return
         choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
         if style == "no-parser" and choice != "none":

@@ -37,6 +37,39 @@ HYBRID = 1600
 DRAFTED = 512
 #: How many tokens at the end of the context a fault spoils.
 END = 64
+#: The keys of requests, which are parameters of OpenAI's or vLLM's API. A strict server refuses
+#: other keys.
+KEYS = {
+    "model",
+    "prompt",
+    "messages",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "n",
+    "stop",
+    "ignore_eos",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "tokens",
+    "add_generation_prompt",
+}
 WORDS: list[str] = []
 IDS: dict[str, int] = {}
 LOCK = threading.Lock()
@@ -105,7 +138,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/detokenize":
+        unknown = sorted(body.keys() - KEYS)
+        if unknown:
+            self.send_error(400, f"unknown parameters: {' '.join(unknown)}")
+        elif self.path == "/detokenize":
             self.send_json({"prompt": self.decode(body["tokens"])})
         elif self.path == "/tokenize":
             self.send_json({"tokens": self.apply_template(body, body["add_generation_prompt"])})
