@@ -478,7 +478,8 @@ def check_contents(tree: Path) -> list[str]:
             faults.append(f"the tree has no {pattern}, which other packages need")
     if not any(tree.glob(f"{CHOLMOD}*")):
         faults.append(
-            f"nothing needs {CHOLMOD}: remove the GPL from the licence of rocm-sdk-libraries"
+            f"the tree has no {CHOLMOD}: if no library needs it any more, remove the GPL from the "
+            "licence of rocm-sdk-libraries"
         )
     for name in RUNTIME_LINKS:
         if os.path.lexists(tree / name):

@@ -263,7 +263,7 @@ SPOILED_TREES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no cholmod": (
         link_library("lib/libhipsolver.so.1"),
-        "nothing needs lib/host-math/lib/libcholmod.so: remove the GPL",
+        "no lib/host-math/lib/libcholmod.so: if no library needs it any more, remove the GPL",
     ),
 }
 

@@ -263,8 +263,9 @@ def test_a_difference_is_found(monkeypatch):
 
 
 def test_literals_of_multiply_and_add_are_the_bytes():
-    """LLVM 22.1.8 prints the literal 0x28 of `v_fmaak_f16 v0.l, v0.l, v0.l, 0x28` as inline 40."""
-    # These are all codes of inline constants, and a sample of other literals.
+    """LLVM 22.1.8 prints the literal 0xa8 of v_fmaak_f16 as 0x28: 0xa8 is the code of inline 40."""
+    # The first range has every code that stands for an inline constant in an operand's field. The
+    # second range is a sample of the other literals.
     for literal in (*range(512), *range(0, 1 << 16, 37)):
         raw = struct.pack("<2I", 0x70000100, literal)
         ins = read(raw, " ".join(llvm.disassemble(raw)[0][2].split()))

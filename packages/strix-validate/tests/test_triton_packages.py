@@ -218,7 +218,7 @@ def test_gemmas_shipped_activation_is_geglu():
     for build, _ in liger.SHIPPED["full"]:
         if build.func.__name__ in columns:
             columns[build.func.__name__].add(build.keywords["columns"])
-    assert columns["geglu"] == {10240, 14336, 15360}  # Gemma 2 9B, Gemma 3 4B and 12B
+    assert columns["geglu"] == {10240, 14336, 15360}  # Gemma 3 4B, Gemma 2 9B, Gemma 3 12B
     assert 15360 not in columns["swiglu"]
 
 

@@ -184,9 +184,10 @@ def _is_at_least(release: Release, bound: str, kernel: str) -> bool:
 
 
 def find_first_fixed(release: Release | None = None) -> str:
-    """Return the first build with the fixes, in the numbering of the release's kernel.
+    """Return the first kernel build that has the fixes for KFD's limits.
 
-    Without a release, the numbering is upstream's.
+    If kernels.toml has a [[fixed]] row for the release's own numbering, the build is from that row.
+    Without such a row, or without a release, it is from upstream's row.
     """
     return _find_fixed_row(release).from_
 

@@ -373,8 +373,8 @@ def judge_text(server: Endpoint) -> dict:
     if guessed:
         start = guessed[0] * _WINDOW
         raise CheckFailed(
-            f"the model guesses in the {_WINDOW} tokens from token {start} on: up to "
-            f"{max(nats):.1f} nats per token; {measured}"
+            f"the model guesses in the {_WINDOW} tokens from token {start} on: their mean is "
+            f"{nats[guessed[0]]:.1f} nats per token; {measured}"
         )
     return {"bits_per_byte": round(bits, 3), "tokens": num_tokens}
 

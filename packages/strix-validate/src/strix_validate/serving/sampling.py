@@ -234,7 +234,8 @@ def _draw(
     num_tokens = sum(len(choice.tokens) for choice in choices)
     require(
         num_tokens == number * length,
-        f"{number} choices have {num_tokens} tokens together, but max_tokens is {length}",
+        f"{number} choices have {num_tokens} tokens in total, but {number * length} are expected: "
+        f"max_tokens is {length}, for each choice",
     )
     for choice in choices:
         require(choice.prompt == prompt, "a request got the answer to another request's prompt")
