@@ -26,9 +26,10 @@ GPUS = {
     "gfx1153": 2,
     "gfx1100": 48,
 }
-#: The GPU architecture to validate, as LLVM and ROCm name it. The environment variable gpu_arch is
-#: named after a key of variants.yaml, because the tests of conda packages get it as a variable.
+#: The GPU architecture to validate, as LLVM and ROCm name it: the value of the environment variable
+#: gpu_arch, or gfx1151 by default. The variable has the name of a key of variants.yaml, because the
+#: tests of conda packages get the value of this key in a variable of the same name.
 TARGET = os.environ.get("gpu_arch", "gfx1151")  # noqa: SIM112 (the key's name is in lower case)
-#: The name of this GPU in the file names of vLLM's tuned tile sizes: a marketing name for gfx1151,
-#: and the architecture's name for other GPUs.
+#: The name of the GPU TARGET in the file names of vLLM's tuned tile sizes: a marketing name for
+#: gfx1151, and the architecture's name for other GPUs.
 VLLM_DEVICE_NAME = "AMD_Radeon_8060S" if TARGET == "gfx1151" else TARGET

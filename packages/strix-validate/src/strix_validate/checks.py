@@ -63,7 +63,7 @@ class Check:
     Attributes:
         id: Its unique id.
         title: What it checks.
-        purpose: The bug that the check would catch, with a link.
+        purpose: The bug that the check would catch, with a link if there is one.
     """
 
     id: str

@@ -295,10 +295,10 @@ def run(  # noqa: PLR0913 (each argument is an option of the command)
     quick: QuickOption = False,
     seed: SeedOption = 0,
 ) -> None:
-    """Run every tier. With --evidence, write the record.
+    """Run every tier, or those that --tier names. With --evidence, write the record.
 
-    With --quick, run only the tiers that test this machine, at size quick and without the `conv`
-    checks, and print a table of the machine's speeds.
+    With --quick, the size is quick, and the `conv` checks are left out. If --tier is not given,
+    --quick runs only the tiers that test this machine, and a table of its speeds is printed.
     """
     names = tier or []
     for name in names:
@@ -423,7 +423,10 @@ def compilations(
 
 
 def _list_kernels(as_json: bool) -> None:
-    """List the kernels that packages installed into this environment."""
+    """List the kernels that packages installed into this environment, and end the command.
+
+    If there are none, the status is 3.
+    """
     lists = read_lists(Path(sys.base_prefix))
     if as_json:
         typer.echo(json.dumps(lists, indent=1))

@@ -75,7 +75,8 @@ def _advise_pip(name: str, prefix: Path) -> str:
 def is_of_pixi(prefix: Path) -> bool:
     """Return whether an environment belongs to a pixi workspace.
 
-    Such an environment is in the workspace's folder .pixi, or in another folder ("detached").
+    Such an environment is in the workspace's folder .pixi, or in another folder ("detached"). The
+    result is also True for other environments in a folder .pixi, such as those of pixi global.
     """
     return ".pixi" in prefix.parts or (prefix / "conda-meta/pixi").is_file()
 

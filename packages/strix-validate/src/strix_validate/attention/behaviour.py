@@ -59,7 +59,10 @@ def checks() -> dict[Check, Callable[[RunOptions], dict | Result]]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for bfloat16 on a CPU, where bfloat16 and float16 have the same kernels."""
+    """Return False for a check in bfloat16 if the run uses no GPU, and True for other checks.
+
+    On a CPU, bfloat16 and float16 have the same kernels.
+    """
     return options.device == "cuda" or not check.id.endswith(_SUFFIX)
 
 
@@ -77,7 +80,7 @@ class Watched:
 
     Attributes:
         name: Name of the route, a key of sdpa.ROUTES.
-        dtype: Dtype of the tensors that a check passes.
+        dtype: Dtype of the tensors that a check passes. The checks in _FLOAT16_ONLY do not use it.
         unwatched: The route, without a test of which backend ran.
     """
 
@@ -121,9 +124,10 @@ def _differentiate(out: Tensor, leaves: list[Tensor], grad_out: Tensor) -> dict[
 
 
 def large(route: sdpa.Route, options: RunOptions) -> dict:
-    """Check products q k^T above 65504, fp16's largest number. Random inputs give no such products.
+    """Check products q k^T above 65504, fp16's largest number.
 
-    A kernel that accumulates q k^T in fp16 gives NaN: https://github.com/ROCm/aotriton/pull/179
+    The random inputs of other checks give no such products. A kernel that accumulates q k^T in fp16
+    gives NaN: https://github.com/ROCm/aotriton/pull/179
     """
     size = (1, 2, 512, 72)
     if options.size.includes(Size.FULL):
@@ -184,7 +188,8 @@ def finite(route: sdpa.Route, options: RunOptions) -> dict:
 def masked_row(route: Watched, options: RunOptions) -> dict:
     """Check that a query gives zeros if a Boolean mask hides every key from it.
 
-    NaN would spread from a padded position through the whole model:
+    The output and the gradients must be finite. NaN would spread from a padded position through the
+    whole model:
     https://github.com/pytorch/pytorch/issues/41508
     """
     q, k, v = _draw_inputs(route, options, 1, 2, 70, 64)
@@ -296,7 +301,8 @@ def _check_dropout(
     p: float = 0.2,
 ) -> dict:
     """Check dropout with probability p in calls of n queries and keys."""
-    # all scores are equal and v is the identity matrix, so the output equals the weights
+    # all scores are equal and v is the identity matrix, so the output equals the weights after
+    # dropout
     q = torch.zeros(2, 4, n, n, dtype=route.dtype, device=device)
     k = _randn(2, 4, n, n, device=device, dtype=route.dtype, seed=1)
     v = torch.eye(n, dtype=route.dtype, device=device).expand(2, 4, n, n).contiguous()

@@ -34,8 +34,9 @@ class FlashCall:
 
     Attributes:
         name: Name of a function of flash_attn.
-        tensors: Arguments that are tensors, in flash-attn's layout, (batch, seqlen, heads,
-            head_dim) or (tokens, heads, head_dim).
+        tensors: Arguments that are tensors. Queries, keys and values have flash-attn's layout:
+            (batch, seqlen, heads, head_dim) or (tokens, heads, head_dim), with another dimension
+            before the heads if they are packed into one tensor.
         options: Other arguments.
         grad_out: Gradient of the output, or None. With a gradient, the gradients of q, k and v, or
             of the packed tensors, are computed too.
@@ -354,7 +355,7 @@ def _make_options(
 
 
 def _pack(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
-    """Stack the tensors that `pack` names by letter into one; return all tensors by name."""
+    """Stack the tensors that `pack` names by letter; return the stack and the others by name."""
     packed = {name: x for name, x in tensors.items() if name not in pack}
     if pack:
         packed[pack] = torch.stack([tensors[name] for name in pack], axis)
@@ -362,7 +363,7 @@ def _pack(tensors: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]
 
 
 def _pack_gradients(results: dict[str, Tensor], pack: str, axis: int) -> dict[str, Tensor]:
-    """Stack the gradients of the tensors in `pack` into one; return all results by name."""
+    """Stack the gradients of the tensors in `pack`; return the stack and the others by name."""
     gradients = [f"d{name}" for name in pack]
     packed = {name: x for name, x in results.items() if name not in gradients}
     if pack:
@@ -400,8 +401,9 @@ def kv_cache(  # noqa: PLR0913 (the options of a case)
     Args:
         randn: See :func:`fixed`.
         new: Number of entries (a key and a value) that the call appends to each sequence.
-        rows: The row of the cache that belongs to each sequence (cache_batch_idx).
-        leftpad: For each sequence, the number of entries to ignore at its start.
+        rows: The row of the cache that belongs to each sequence (cache_batch_idx); None if sequence
+            i has row i.
+        leftpad: For each sequence, the number of entries to ignore at its start; None for none.
         page: Size of a page of a paged cache; None for a cache without pages.
         stale: Whether the cache contains NaN after the entries of each sequence.
         lengths: Number of entries in the cache before the call, for each sequence.

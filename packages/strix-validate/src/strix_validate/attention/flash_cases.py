@@ -18,7 +18,7 @@ from strix_validate.triton.cases import Case, Expected, make
 
 @dataclass(frozen=True)
 class FlashCase:
-    """A call that the tier "attention" checks in several data types.
+    """A call that the tier "attention" checks, in one data type.
 
     Attributes:
         label: Name without the data type. It determines the seed of the tensors.
@@ -27,7 +27,7 @@ class FlashCase:
         refusals: Names of exceptions that are correct as well, because they prevent a wrong answer.
         size: The smallest size of run that includes the case.
         half_only: Whether the case is left out in float32.
-        dtype: Data type of the tensors.
+        dtype: Data type of the tensors. The function `cases` sets it.
     """
 
     label: str
@@ -112,8 +112,8 @@ _REFUSED = ("NotImplementedError",)
 #: OutOfResources is an exception of Triton. It means that a tile of the case's head dim does not
 #: fit into the LDS, and that no kernel was launched.
 _TOO_WIDE = (*_REFUSED, "OutOfResources")
-#: Models whose decoding a quick run checks. They have 3, 4 and 8 query heads for each head of keys,
-#: and head dims of 64 and 128.
+#: Models whose decoding a quick run checks. In this order, they have 3, 4 and 8 query heads for
+#: each head of keys, and head dims of 64, 128 and 64.
 _DECODED = ("Granite-3.1-3B-A800M", "Llama-3.1-8B", "gpt-oss-20b")
 
 
@@ -121,13 +121,14 @@ def _model_cases() -> Iterator[FlashCase]:
     """Yield cases of prompts with gradients, for each model's group of heads and head dim.
 
     The cases differ in four columns: number of query heads in a group, head dim, function and
-    mask. For any two columns, the cases of a quick run contain every pair of values.
+    mask. For any two columns, the cases of a quick run contain each pair of values that any of the
+    cases has.
     """
     builds = {}
     columns = []
     for model, layer in plain_layers().items():
-        # The interpreter runs each head as a separate program. To save time, a layer with a group
-        # of 8 or 16 gets a single head of keys.
+        # Triton's interpreter runs each head as a separate program. To save time, a layer with a
+        # group of 8 or 16 gets a single head of keys.
         kv_heads = 1 if layer.group in (8, 16) else layer.kv_heads
         shape = {
             "heads": layer.group * kv_heads,

@@ -26,8 +26,9 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-#: Reason to skip checks whose bound the errors of these sums can exceed. torch computes the sums in
-#: cpu_flash_attention_backward (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
+#: Reason to skip a check if the rounding errors of torch's sums of dk and dv can exceed its bound.
+#: torch computes these sums in cpu_flash_attention_backward
+#: (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
 _CPU_SUMS = "torch's flash attention on the CPU keeps the sums of dk and dv in 16 bits"
 #: Part of the operator names of each fused backend. A call without such an operator was computed by
 #: the math backend.
@@ -44,7 +45,7 @@ _LEFT_OUT = {
     "core": ("hipErrorNotSupported",),
     "sample": ("hipErrorNotSupported", "hipErrorInvalidHandle"),
 }
-#: The beginnings of the messages with which torch refuses arguments.
+#: The beginnings of the messages with which torch refuses a call.
 _REFUSALS = ("No available kernel", "No viable backend", "invalid dtype for bias")
 #: Endings of those warnings of torch that do not explain a refusal.
 _EMPTY_WARNINGS = ("runtime disabled.", "not used because:")
@@ -56,7 +57,7 @@ _Expected = Callable[[reference.Precision], dict[str, Tensor]]
 def force_backend(backend: SDPBackend) -> Route:
     """Return scaled_dot_product_attention restricted to one backend.
 
-    Without the restriction, torch silently falls back to another backend.
+    Without the restriction, torch may silently choose another backend.
     """
 
     def route(*args, **options):
@@ -298,7 +299,8 @@ def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
     """Call a route; return its result and the names of the operators that ran.
 
     Raises:
-        CannotRun: torch has no such backend, or no backend that accepts these arguments.
+        NoBackend: The backend does not exist on this device.
+        CannotRun: torch refuses these arguments.
     """
     with warnings.catch_warnings(record=True) as caught_warnings, _Operators() as operators:
         warnings.simplefilter("always")
@@ -317,7 +319,7 @@ def call(route: Route, *args: Tensor, **options) -> tuple[Tensor, list[str]]:
 def describe_refusal(message: str, caught_warnings: list[warnings.WarningMessage]) -> str:
     """Return torch's refusal in one line, with the reasons in its warnings.
 
-    The warnings also give the reasons of backends that were not requested.
+    The warnings may include the reasons of backends that were not requested.
     """
     reasons = []
     for warning in caught_warnings:

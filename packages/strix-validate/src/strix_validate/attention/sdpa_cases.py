@@ -29,7 +29,7 @@ class SdpaCase:
         seqlen_q: Number of queries.
         seqlen_k: Number of keys.
         head_dim: Size of a head of queries and keys.
-        v_dim: Size of a head of values; 0 is head_dim.
+        v_dim: Size of a head of values; 0 stands for head_dim.
         causal: Whether the call passes is_causal.
         scale: Scale of the scores; None is torch's default.
         attn_mask: Kind of mask; "" for none.
@@ -145,8 +145,8 @@ def _sink_cases() -> Iterator[SdpaCase]:
         dtypes=HALVES,
     )
     yield replace(case, name="sink-key", sink="key", needs="q")
-    # Only this case checks dk and dv. With the sink "key", the terms of dk and dv have both signs,
-    # so the fault would not show.
+    # Of these two cases, only this one checks dk and dv. With the sink "key", the terms of dk and
+    # dv have both signs, so the fault would not show.
     yield replace(case, name="sink-query", sink="query", needs="qkv")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Cases of scaled_dot_product_attention that vary several arguments at once.
 
-sdpa_cases.CASES varies most of them one by one, but torch chooses a kernel by several arguments
+sdpa_cases.CASES varies most arguments one by one, but torch chooses a kernel by several arguments
 together: the mask's form and dtype, the group of heads, dropout and strides.
 """
 

@@ -80,7 +80,7 @@ class Problem:
 
         Args:
             dtype: Precision of the results.
-            keep: The factor by which dropout multiplies each weight.
+            keep: The factor by which dropout multiplies each weight; None without dropout.
         """
         causal: reference.Causal = "top-left" if self.case.causal else None
         parts = []
@@ -232,7 +232,7 @@ def build_mask(
     if case.attn_mask == "padding":
         return key < case.seqlen_k - 37 * sequence
     if case.attn_mask == "least":
-        # the second sequence begins with 70 keys of padding, which fill a tile of 64
+        # the second sequence begins with 70 keys of padding, which more than fill a tile of 64
         query = torch.arange(case.seqlen_q)[:, None]
         aligned_key = query + case.seqlen_k - case.seqlen_q
         visible = (key <= aligned_key) & (key >= 70 * sequence)

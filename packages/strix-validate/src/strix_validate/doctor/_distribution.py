@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Suggest the commands with which a Linux distribution updates and configures its kernel."""
+"""Suggest a Linux distribution's commands that update and configure its kernel and firmware."""
 
 from pathlib import Path
 
@@ -93,7 +93,10 @@ def detect_family(tree: Tree) -> str:
 
 
 def find_ubuntu_release(tree: Tree) -> str:
-    """Return Ubuntu's release, also that of a derivative; "" elsewhere and in a container."""
+    """Return Ubuntu's release, or the one that a derivative of Ubuntu is based on.
+
+    The result is "" elsewhere, in a container, and if the release is unknown.
+    """
     if containers.detect(tree):
         return ""
     if tree.distribution["ID"] == "ubuntu":
@@ -260,8 +263,8 @@ def suggest_module_options(
         tree: The machine.
         modules: The modules, each of which gets all options.
         options: Values of the options by name.
-        on_command_line: Whether the kernel's command line sets the options already. The command
-            line takes precedence over files of modprobe.d.
+        on_command_line: Whether the kernel's command line already sets any of the options. The
+            command line takes precedence over files of modprobe.d.
     """
     if on_command_line or detect_family(tree) in ("ostree", "nixos"):
         arguments = []

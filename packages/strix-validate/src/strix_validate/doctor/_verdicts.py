@@ -76,7 +76,12 @@ def combine(results: list[Result], **measured) -> Result:
     """Combine results into one.
 
     The combined result has the state and severity of the most severe result. It has the messages,
-    fixes, sources and measured values of all results, the most severe first.
+    fixes and sources of all results with a severity, the most severe first. If no result has a
+    severity, the combined result is a pass without a remark.
+
+    Args:
+        results: The results. The measured values of each are kept.
+        measured: Further measured values, by name.
     """
     for result in results:
         measured = result.measured | measured
@@ -108,6 +113,6 @@ def need_value(value: _Value | None, name: str) -> _Value:
 
 
 def need_gpu(tree: Tree) -> None:
-    """Raise CannotRun if the machine has no AMD GPU."""
+    """Raise CannotRun if KFD lists no GPU, and the target GPU is not on the PCI bus either."""
     if not tree.gpus and not tree.has_target_gpu:
         raise CannotRun("there is no AMD GPU")

@@ -82,7 +82,7 @@ def environment(tree: Tree) -> Result:
 
 
 def _read_overrides(tree: Tree) -> dict[str, str]:
-    """Return the variables that make libraries mistake the GPU for another model."""
+    """Return the variables that tell libraries which model the GPU is, with their values."""
     names = ["HSA_OVERRIDE_GFX_VERSION"]
     if tree.target_gpu:
         # The suffix of this variable is the GPU's node number in KFD's topology.
@@ -106,7 +106,7 @@ def _format_variables(variables: dict[str, str]) -> str:
 
 
 def _find_foreign_variables(tree: Tree) -> list[str]:
-    """Return the variables that name a ROCm outside of the active environment."""
+    """Return the variables that name a ROCm outside of the active environments."""
     prefixes = []
     for name in ("CONDA_PREFIX", "VIRTUAL_ENV"):
         prefix = tree.environ.get(name)
@@ -142,7 +142,7 @@ def _judge_debugging(tree: Tree) -> Result:
 
 
 def _judge_activation(tree: Tree) -> Result:
-    """Warn if a variable differs from what activation sets, because programs may then hang."""
+    """Warn if a variable in _ACTIVATION has another value, because programs may then hang."""
     if not tree.prefix or not any(tree.prefix.glob("conda-meta/rocm-sdk-core-*.json")):
         return fine()
     values = {name: tree.environ.get(name, "unset") for name in _ACTIVATION}

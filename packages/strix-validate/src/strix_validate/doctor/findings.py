@@ -25,8 +25,9 @@ class Finding(_Model):
     Attributes:
         id: The check, such as doctor/gtt; ids are stable.
         status: "ok"; "info" for information about something that is not a fault; "warning" for a
-            fault that costs speed, memory or stability; "error" for a fault that keeps the GPU from
-            working; "skipped" if the check could not be run.
+            fault that costs speed, memory or stability; "error" if the check failed, for example
+            because of a fault that keeps the GPU from working; "skipped" if the check could not be
+            run.
         message: The result in words. If the status is "ok", it is empty or a note, such as the
             flags of `vllm serve`. If the status is "skipped", it is the reason.
         fix: A command, or an instruction if no command exists; empty if there is nothing to do.

@@ -156,7 +156,7 @@ def _judge_without_kfd(tree: Tree) -> Result:
 
 
 def find_obstacle(tree: Tree) -> Result | None:
-    """Return what prevents the driver amdgpu from being loaded, as far as files show it."""
+    """Return what prevents the driver amdgpu from being loaded, or None if files do not show it."""
     return (
         _find_obstacle_on_command_line(tree)
         or _find_obstacle_in_files(tree)
@@ -230,7 +230,7 @@ def _has_dkms(tree: Tree) -> bool:
 
 
 def _judge_absent(tree: Tree) -> Result:
-    """Judge a machine without an AMD GPU, by its processor."""
+    """Judge a machine whose target GPU is not on the PCI bus, and where KFD lists no GPU."""
     cpu = tree.read("proc/cpuinfo") or ""
     if TARGET == "gfx1151" and re.search(r"(?mi)^model name.*\bAI MAX\b", cpu):
         if re.search(r"(?m)^flags.*\bhypervisor\b", cpu):
@@ -425,7 +425,7 @@ def _is_good_firmware(version: str | None) -> bool:
 
 
 def _read_loaded_mes(tree: Tree) -> int | None:
-    """Return the version of the GPU's loaded scheduler, or None if debugfs cannot be read.
+    """Return the last byte of the version of the loaded MES, or None if debugfs does not show it.
 
     Only root can read debugfs.
     """

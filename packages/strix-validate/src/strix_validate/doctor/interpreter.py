@@ -99,7 +99,7 @@ class Interpreter:
         return distributions
 
     def list_names(self) -> list[str]:
-        """Return the names of all Python distributions in the folders."""
+        """Return the names of Python distributions, as their dist-info folders spell them."""
         names = []
         for place in self.places:
             for folder in sorted(place.path.glob("*.dist-info")):

@@ -34,10 +34,10 @@ _OWN_NUMBERS = ("ubuntu", "ubuntu-oem", "ubuntu-other", "rhel")
 
 @dataclass(frozen=True)
 class Release:
-    """A kernel.
+    """The release of a Linux kernel.
 
     Attributes:
-        text: What `uname -r` prints.
+        text: The whole release, as `uname -r` prints it.
         origin: A key of _ORIGINS, or "" if the release does not show who built it.
         version: The first three numbers: upstream's version if has_upstream_version is true.
         candidate: The number of a release candidate, or _FINAL.
@@ -60,7 +60,7 @@ class Release:
 
 
 class Fixed(BaseModel):
-    """A row of [[fixed]] in kernels.toml: the first build with the fixes.
+    """A row of [[fixed]] in kernels.toml: the first build with the fixes for KFD's limits.
 
     Attributes:
         kernel: How the row's builds are numbered; kernels.toml lists the numberings.

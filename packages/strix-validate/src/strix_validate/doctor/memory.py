@@ -147,7 +147,7 @@ def _judge_gtt_limit(tree: Tree, limit: int, memory: int, pages: int | None) -> 
 
 
 def _read_gttsize(tree: Tree) -> int | None:
-    """Return amdgpu.gttsize in MiB, or None if it has its default."""
+    """Return amdgpu.gttsize in MiB, or None if it is unknown or has its default, -1."""
     value = parameters.read_value(tree, "amdgpu", "gttsize") or ""
     return int(value) if re.fullmatch(r"\d{1,9}", value) else None
 

@@ -48,7 +48,10 @@ _Installed = dict[str, list[Distribution]]
 
 
 def suggest_torch(python: Interpreter, torch: Distribution) -> str:
-    """Return how to install a torch for the GPU, with the tool that installed the present one."""
+    """Return how to install a torch for the GPU.
+
+    Where possible, this uses the tool that installed the present torch.
+    """
     if any(map(is_our_channel, workspace.read_channels(python.prefix))):
         return f"use torch from our channel, which the workspace already names: {_MOVE}"
     if torch.installer == "uv-pixi":

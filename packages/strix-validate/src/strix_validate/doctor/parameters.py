@@ -108,7 +108,7 @@ def read_value(tree: Tree, module: str, name: str) -> str | None:
 
 
 def list_ttm_modules(tree: Tree) -> list[str]:
-    """Return the modules that may limit GTT: ttm and, with a driver of DKMS, also amdttm."""
+    """Return the modules that may limit GTT: ttm; with a driver of DKMS, amdttm and then ttm."""
     if tree.path("sys/module/amdttm").is_dir():
         return ["amdttm", "ttm"]
     return ["ttm"]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Read a machine: /proc, /sys, /etc and /dev of this machine, or of a copy in a folder.
 
-A value is None if its file is missing, unreadable or malformed, so that no file crashes the doctor.
+If a file is missing, unreadable or malformed, the value that is read from it is None, empty or a
+default, so that no file crashes the doctor.
 """
 
 import os

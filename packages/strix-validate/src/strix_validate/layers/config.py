@@ -26,7 +26,7 @@ EXPERTS_LEFT_OUT = (
 class ModelLayers:
     """The layers of a model.
 
-    Each list but the first has one entry, or none if the model has no such layer.
+    Each list but the first has at most one entry.
 
     Attributes:
         attention: Kinds of attention layers that store keys and values, not latent vectors.
@@ -180,7 +180,7 @@ def _count_block_tokens(text: dict, kv_heads: int, head_dim: int) -> int:
 
 
 def _read_linear(text: dict) -> list[Linear]:
-    """Return the layer of linear attention.
+    """Return the layer of linear attention, or an empty list if the model has none.
 
     Raises:
         ValueError: A size is out of range, or keys and values have different sizes.
@@ -237,8 +237,8 @@ def _read_expert_weights(config: dict, text: dict) -> dict[str, Any] | None:
     """Return the fields of Experts that depend on the format of the weights.
 
     vLLM's general kernels accept weights of 16 bits, of 4 bits in groups, and of FP8 in square
-    blocks. For other formats, which have other kernels, return None. The experts of gpt-oss have
-    such a format.
+    blocks. For other formats, return None: they have other kernels, as that of gpt-oss has, or vLLM
+    refuses them.
     """
     quantized = config.get("quantization_config") or text.get("quantization_config")
     if not quantized:

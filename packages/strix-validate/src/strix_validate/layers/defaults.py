@@ -57,8 +57,8 @@ def contents() -> dict[str, Any]:
 def complete(config: Mapping, model_type: str = "") -> dict[str, Any]:
     """Return a config completed with the defaults of its class, also in each of its parts.
 
-    A missing text_config is added. Other missing parts are not: the table does not show whether a
-    model without a vision_config has an encoder.
+    If the class has a text_config and the config lacks it, it is added. Other missing parts are
+    not: the table does not show whether a model without a vision_config has an encoder.
 
     Args:
         config: A config.json, or a part of one.
@@ -165,7 +165,10 @@ def _keys_of_class(config_class: Any, instance: Any) -> dict[str, Any]:
 
 
 def _can_size(value: object) -> bool:
-    """Return whether a default can decide a size: integers, True, and short lists can."""
+    """Return whether a default can decide a size.
+
+    Integers, True, and short lists of integers and texts can.
+    """
     if isinstance(value, list):
         return len(value) <= _LONGEST_LIST and all(type(item) in (int, str) for item in value)
     return type(value) is int or value is True

@@ -121,7 +121,7 @@ def find_text(config: Mapping) -> dict[str, Any]:
     names as well.
 
     Raises:
-        NoModel: A part of the config is not an object, or a size is a text or a list.
+        NoModel: A part in _TEXT is not an object, or a size is a text or a list.
     """
     text: dict[str, Any] = defaults.complete(config)
     for name in _TEXT:
@@ -305,7 +305,10 @@ def _other_mixer(text: Mapping) -> str:
 
 
 def _attention_layers(text: Mapping, count: int) -> set[int] | None:
-    """Return the layers of a hybrid model that attend to tokens; None if no key selects layers."""
+    """Return the layers of a hybrid model that attend to tokens; None if no key selects layers.
+
+    The result is empty for a Bamba model without such a key, because it has no such layers.
+    """
     numbers = range(count)
     period = text.get("attn_layer_period")
     if period:

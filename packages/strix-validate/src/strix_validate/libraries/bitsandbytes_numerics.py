@@ -27,7 +27,7 @@ ROWS = 37
 COLUMNS = 128
 #: Shape of a vector whose last block is not full.
 _VECTOR = (ROWS * COLUMNS + 38,)
-#: Shape of a matrix whose rows end inside a block.
+#: Shape of a matrix in which some rows end inside a block.
 _MATRIX = (ROWS, 96)
 #: Numbers in a block of an optimizer's state.
 _STATE_BLOCK = 256

@@ -18,9 +18,10 @@ from strix_validate.checks import PLACEHOLDER, Body, Check, Result, RunOptions, 
 from strix_validate.numerics import comparison, reference
 
 _ISSUE = "https://github.com/ROCm/MIOpen/issues/3964"
-#: Environment variables of each mode in which convolutions are checked. In "default", MIOpen's own
-#: settings apply; in "native", torch uses its own kernels. The other modes are MIOpen's find modes,
-#: of which TRUST_VERIFY and TRUST_VERIFY_FULL are not checked.
+#: Environment variables that are set for each mode in which convolutions are checked. In "default",
+#: none is set, so MIOpen uses the validator's environment variables or its own defaults; in
+#: "native", torch uses its own kernels. The other modes are MIOpen's find modes, of which
+#: TRUST_VERIFY and TRUST_VERIFY_FULL are not checked.
 MODES = {
     "default": {},
     "normal": {"MIOPEN_FIND_MODE": "NORMAL"},
@@ -105,7 +106,10 @@ def get_mode(check: Check) -> str:
 
 
 def add_remedy(result: Result) -> Result:
-    """Add the known issue and a workaround to the result of a check in which MIOpen failed."""
+    """Add the known issue and a workaround to the result of a check in which MIOpen failed.
+
+    Other results are returned unchanged.
+    """
     mode = get_mode(result.check)
     if result.state is not State.FAILED or mode == "native" or not torch.version.hip:
         return result

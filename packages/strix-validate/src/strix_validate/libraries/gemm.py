@@ -128,6 +128,7 @@ def _preferred(library: str, device: str) -> Iterator[None]:
     """Make torch use one of the two libraries, and fail afterwards if torch used the other one.
 
     On a chip that torch does not list for hipBLASLt, torch uses rocBLAS and only prints a warning.
+    Without a GPU, nothing is set or tested.
     """
     if device != "cuda":
         yield

@@ -151,7 +151,7 @@ def _rows(config: dict, is_required: bool) -> list[Row]:
             table does not.
 
     Raises:
-        NoModel: The table has no rows for the model, and rows are required.
+        NoModel: Rows are required, and the table has none for the model or a value is malformed.
     """
     try:
         return table.find_rows(config)
@@ -257,7 +257,7 @@ def _list_or_empty(function: Callable[[dict], list[str]], config: dict) -> list[
 
 
 def _advice(config: dict, folder: Path | None) -> dict:
-    """Return the fields of ModelAnswer about serving, or none if a value is malformed."""
+    """Return the fields of ModelAnswer about serving; empty if a value is malformed."""
     try:
         return {
             "length": serving.read_length(config, folder),
