@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The two bases that recipes are built on: conda-forge, and packages made from this machine.
+"""The two bases that recipes are built on: conda-forge and the host base.
 
-A base consists only of a channel and a variants file. No recipe knows on which base it is built.
+The host base has packages of this machine's CPython and compilers, and of PyPI's wheels. A base
+consists only of a channel and a variants file. No recipe has a condition on its base; only the
+build strings of the packages get the base's prefix.
 """
 
 import re
@@ -25,7 +27,7 @@ CONDA_FORGE = "https://conda.anaconda.org/conda-forge"
 # Where users get our packages. The manifests of stacks/ name it, because users copy them.
 PUBLISHED = "https://repo.prefix.dev/strix-forge"
 PROBE_SECONDS = 10
-# The variant key whose value has the digest of a package's content; see docs/build.md.
+# The variant key whose value contains the digest of a recipe's content; see docs/build.md.
 DIGEST_KEY = "content_digest"
 
 
@@ -96,7 +98,7 @@ def choose(name: BaseName, host_bound: bool | None = None) -> tuple[str, str]:
     Args:
         name: The value of --base.
         host_bound: Whether the packages in the channel were built on the host base; None if the
-            channel is empty.
+            channel's index is empty or damaged.
 
     Returns:
         The name of the base, and a line to print with the name and the reason.
@@ -136,12 +138,14 @@ def load(
         name: The name of the base.
         replaced: Values that replace those in the variants files. A value of `python` may be a
             number such as 3.13. If `python` is replaced, `python_min` becomes the oldest of these
-            Pythons, unless it is replaced too. On the host base, `python` always becomes the Python
-            that runs forge.
+            Pythons, unless it is replaced too. On the host base, `replaced` must not contain
+            `python`: its value there is the Python that runs forge, as is that of `python_min`
+            unless it is replaced.
 
     Raises:
-        ForgeError: A variants file is not readable, a key of `replaced` is in no variants file, or
-            the base does not have the named Python.
+        ForgeError: A variants file is not readable, a key of `replaced` is in no variants file, a
+            value of `python` does not begin with a version, `replaced` contains `python` on the
+            host base, or the channel's URL carries a credential.
     """
     replaced = dict(replaced or {})
     files = [
@@ -182,7 +186,7 @@ def _choose_pythons(requested: list[str], variants: VariantConfig, is_host: bool
     """Return the values of the variant `python` that replace those in the variants files.
 
     Args:
-        requested: The values of --variant python.
+        requested: The values of --variant python. Without them, the result is empty on conda-forge.
         variants: The content of the variants files.
         is_host: Whether the base is the host base. Its only Python is the running interpreter.
     """
@@ -213,7 +217,7 @@ def _expand_python(python: str, variants: VariantConfig) -> str:
 
 
 def _find_oldest(pythons: list[str]) -> str:
-    """Return the number of the oldest Python in a list. It builds and tests noarch packages."""
+    """Return the number of the oldest Python in a list, which builds and tests noarch packages."""
     numbers = [value.split(".*")[0] for value in pythons]
     try:
         return min(numbers, key=Version)

@@ -65,7 +65,8 @@ def run(
     Raises:
         NotAttempted: A wheel or flash-attn's source cannot be fetched, or there is no compiler.
         Refused: The hash of a file differs from the pinned one.
-        Failed: A patch does not apply, or the validator ends without a record.
+        Failed: A patch does not apply, the stubs of CUDA's libraries cannot be made, or the
+            validator ends without a record.
     """
     require_compilers()
     folder = project.build / "demo"

@@ -20,7 +20,9 @@ class Display(Progress):
     """A context manager that shows each build's current phase and last line of output.
 
     Attributes:
-        verbosity: 1 prints every line of output, 0 only the phases and results, -1 only results.
+        verbosity: 0 prints messages and results, and without a terminal also phases and the
+            progress of large downloads. 1 prints the lines of output, too. -1 prints only results
+            and errors.
     """
 
     def __init__(self, console: Console, verbosity: int = 0) -> None:
@@ -62,7 +64,7 @@ class Display(Progress):
             self.say(name)
 
     def line(self, text: str) -> None:
-        """Show a line of output in place of the previous one."""
+        """Show a line of output in place of the previous one. With verbosity 1, print it, too."""
         if self.verbosity > 0:
             self.say(text.rstrip())
         width = max(20, self.console.width // 2)

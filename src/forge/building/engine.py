@@ -267,7 +267,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Run the job, and exit without shutting Python down, because the bindings may abort then."""
+    """Run the job, and exit without Python's shutdown, in which the bindings may abort."""
     end_with_parent()
     arguments = json.loads(Path(sys.argv[1]).read_bytes())
     status = 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Solve every environment of a plan before anything is downloaded.
+"""Solve the environments of the recipes that a plan builds, before anything is downloaded.
 
 For each recipe, these are the environments that rattler-build solves (build, host and test), and
 the run environment in which a user installs the package, for each Python. Packages that are not
-built yet are represented by records without files. Such a record has the requirements of the
-recipe, and the run exports of the packages in the build and host environments.
+built yet are represented by records without files. The dependencies of such a record are the run
+requirements of the recipe, and the run exports of the packages in the build and host environments.
 """
 
 import json
@@ -40,7 +40,9 @@ def find_unsolvable(
     show: Callable[[str], None] = lambda _: None,
     conda_forge: str = CONDA_FORGE,
 ) -> dict[str, str]:
-    """Find the recipes that cannot be built with conda-forge's packages, and their dependents.
+    """Find the recipes with an environment that cannot be solved, and their dependents.
+
+    The environments consist of our packages and conda-forge's.
 
     Args:
         recipes: All recipes.
@@ -148,7 +150,10 @@ class RenderedOutput:
         return requirements
 
     def find_sibling(self, name: str) -> "RenderedOutput":
-        """Return the sibling with this name and this output's Python, else the first so named."""
+        """Return the sibling with this name and this output's Python.
+
+        Without such a sibling, return the first one with this name.
+        """
         named = []
         for rendered in self.siblings:
             output = RenderedOutput(rendered, self.siblings)
@@ -175,7 +180,9 @@ class Unsolvable(Exception):
 
 
 class Preview:
-    """Previews our packages, and solves environments of them and of conda-forge's packages.
+    """Lists our packages before they are built, and solves environments with them.
+
+    The environments also have packages of conda-forge.
 
     Attributes:
         folder: A folder for the index of our packages.
@@ -214,12 +221,13 @@ class Preview:
     def examine(self, step: Step, label: str) -> str:
         """Solve the environments of a step, and add the step's packages to the preview.
 
-        Build and host environments come first, then run environments, then test environments. If
-        one of these kinds cannot be solved, the next kind is not attempted.
+        Build and host environments are the first stage, run environments the second, and test
+        environments the third. If a stage has an environment that cannot be solved, the next stage
+        is not attempted.
 
         Args:
             step: A step of the plan. If it is up to date, its packages are added without solving.
-            label: The name of the recipe in the lines that are shown.
+            label: The beginning of the lines that are shown, such as `[2/4] flash-attn`.
 
         Returns:
             The requirements that cannot be satisfied, each with its environment and Pythons; an
@@ -247,7 +255,10 @@ class Preview:
         return ""
 
     def _add_built(self, step: Step) -> None:
-        """Add the records of a step that is up to date from the channel to the preview."""
+        """Copy the records of a step's packages from the channel to the preview.
+
+        The step is up to date, so the channel has its packages.
+        """
         exports = {}
         for rendered in step.rendered:
             output = RenderedOutput(rendered, step.rendered)
@@ -294,7 +305,7 @@ class Preview:
         """Solve the build and host environments of an output or of one of its staging caches.
 
         Args:
-            label: The name of the recipe in the lines that are shown.
+            label: The beginning of the lines that are shown, such as `[2/4] flash-attn`.
             output: The output.
             section: The rendered section with the requirements: the output's or the cache's.
             python: The Python variant.
@@ -355,8 +366,10 @@ class Preview:
     ) -> Records:
         """Return the records of an environment. Solve it only if it was not solved before.
 
+        Without requirements, there are no records.
+
         Args:
-            label: The name of the recipe in the lines that are shown.
+            label: The beginning of the lines that are shown, such as `[2/4] flash-attn`.
             kind: The kind of environment: build, host, run or test.
             python: The Python version of the environment; empty if any version is allowed.
             specs: The requirements of the environment.
@@ -519,7 +532,8 @@ def _resolve(
     Args:
         requirements: Match specs, and mappings with `pin_subpackage` or `pin_compatible`.
         output: The output that has the requirements.
-        host: The packages of the host environment by name, for `pin_compatible`.
+        host: The packages of the host environment by name, for `pin_compatible`. For a package
+            that is not among them, the match spec is only the package's name.
     """
     specs = []
     for requirement in requirements:
@@ -544,8 +558,9 @@ def _resolve_pin(pin: Data, version: str, build: str) -> str:
     """Return the match spec of a pin.
 
     Args:
-        pin: `name`, and either `exact` or `lower_bound` and `upper_bound`. A bound is a version or
-            a pattern. The pattern `x.x` stands for the first two components of the version.
+        pin: `name`, and `exact`, `lower_bound` or `upper_bound`. Both bounds may be given. A bound
+            is a version or a pattern. The pattern `x.x` stands for the first two components of the
+            version; for the upper bound, the last of them is increased by one.
         version: The version of the package that the pin refers to.
         build: The build string of that package.
     """

@@ -64,7 +64,7 @@ def run_job(
         job: The engine's arguments, with `action`; see `forge.building.engine`. The member
             `environment` is not one of these arguments. It has variables that are added to the
             engine's environment variables.
-        log: The log file. A build starts a new log; a test appends to it.
+        log: The log file. A build starts a new log; the other actions append to it.
 
     Raises:
         Failed: The job failed, its script made a named pipe, or the log cannot be written. If the
@@ -170,7 +170,7 @@ def _kill_holders(engine: int, output: Path, earlier: set[int]) -> set[int]:
         earlier: The result of the previous search.
 
     Returns:
-        The ids of the processes that keep the output open.
+        The ids of the processes that keep the output open; empty while a script is running.
 
     Raises:
         Failed: The script made a named pipe. The engine would read it for ever.
@@ -208,9 +208,10 @@ def resume(output: Path, job: Job) -> None:
     """Prepare a build folder, so that a stopped run of the same job is continued.
 
     Two things are kept: the packages of the Pythons that were finished, and the work tree of the
-    script that was running. The tree is moved to OUTPUT/stopped, where recipes/checks/stages.sh
-    finds it. Other packages and WORK_FOLDERS are removed. If the folder is not of a stopped run of
-    the same job, all of it is removed.
+    script that was running. If the script had finished a stage, its tree is moved to
+    OUTPUT/stopped, where recipes/checks/stages.sh finds it. Otherwise the tree that an earlier
+    stopped run left there is kept. Other packages and WORK_FOLDERS are removed. If the folder is
+    not of a stopped run of the same job, all of it is removed.
     """
     trees = [mark.parent for mark in output.glob(MARKS)]
     stopped = output / STOPPED

@@ -13,7 +13,7 @@ from forge import limits, network
 from forge.limits import Limited
 from forge.project import SUBDIRS
 
-# The run exports of a package: the match specs of each kind (weak, strong, noarch).
+# The run exports of a package: the match specs of each kind, such as weak, strong or noarch.
 Exports = dict[str, list[str]]
 
 

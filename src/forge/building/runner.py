@@ -75,7 +75,7 @@ class Run:
         results: The result of each recipe by name, in the order of the builds.
         keep_going: Continue after a failure.
         fetched: The results of the recipes that are built. Their sources have been fetched.
-        costs: The cost of each recipe by name. A recipe that states no cost has no entry.
+        costs: The cost of each recipe in `fetched`. A recipe that states no cost has no entry.
         start: The time.monotonic() at which the builds began.
         numbers: Counts the builds that have begun.
     """
@@ -161,7 +161,7 @@ class Builder:
         keep_going: bool,
         unsolvable: Mapping[str, str],
     ) -> list[Result]:
-        """Fetch the sources of all steps to build, then build them in order, up to two at once.
+        """Fetch the sources of all steps to build, then build the steps, up to two at once.
 
         A recipe is not attempted if a package that it needs was not built.
 
@@ -187,7 +187,7 @@ class Builder:
         return list(results.values())
 
     def _fetch_all(self, run: Run) -> None:
-        """Fetch all sources before the first build, so that no build has to wait for a server."""
+        """Fetch all sources before the first build, so that no build has to wait for a source."""
         for name, result in run.results.items():
             if result.step.action != BUILD or result.state == NOT_ATTEMPTED:
                 continue
@@ -199,7 +199,7 @@ class Builder:
         self.display.phase("")
 
     def _build_all(self, run: Run) -> None:
-        """Build the fetched recipes in threads. Each thread waits for the builds it depends on."""
+        """Build the fetched recipes in threads. A build waits for others; see `_build_in_turn`."""
         recipes = [result.step.recipe for result in run.fetched.values()]
         run.costs = read_costs(recipes, self.base)
         run.start = time.monotonic()
@@ -454,7 +454,7 @@ def _locate_reason(project: Project, step: Step) -> Path:
 
 
 def read_unfetched(project: Project, steps: list[Step]) -> dict[str, str]:
-    """Find steps that have not changed since the last run and whose sources it could not fetch.
+    """Find steps whose sources an earlier run could not fetch, and that have not changed since.
 
     Returns:
         The name of each such recipe, with the reason.

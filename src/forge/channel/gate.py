@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The rules that a package must satisfy to be published.
 
-The rules apply to the package itself, and to the note that the driver has written about its build.
+The rules apply to the package itself, to its record in the local channel's index, and to the note
+that the driver has written about its build.
 """
 
 import re
@@ -37,7 +38,8 @@ def select_packages(
 
     Args:
         channel: The local channel.
-        published: The packages that are already in the published folder, by SUBDIR/FILE.
+        published: The path of each package in the published folder, by SUBDIR/FILE, without the
+            withdrawn packages.
         withdrawn: The withdrawn packages as SUBDIR/FILE; they are left out.
         validated: The sha256 of each file that passed on the GPU. Other files are refused. None
             accepts all files.
@@ -80,7 +82,7 @@ def read_validated(path: Path) -> set[str]:
     """Read the sha256 of each file that passed on the GPU, from a file in sha256sum's format.
 
     Raises:
-        ForgeError: The file is missing, empty, or has a line in another format.
+        ForgeError: The file cannot be read, is empty, or has a line in another format.
     """
     try:
         lines = read_text(path).splitlines()

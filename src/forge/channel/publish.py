@@ -31,7 +31,8 @@ from forge.errors import Failed, ForgeError, Refused
 from forge.files import copy_whole, hold, move_whole, read_text, sha256_file, write_text
 from forge.project import SUBDIRS
 
-# The first file that is written into a new folder. It marks the folder as a published channel.
+# This file marks a folder as a published channel. In a new folder, it is written before the
+# packages.
 WITHDRAWN = "withdrawn.json"
 PAGE = "index.html"
 # tools/channel_page.py writes this tag.
@@ -142,15 +143,15 @@ class PublishedChannel:
         """Take builds out of the channel.
 
         The files are moved to `withdrawn_folder`, and the index no longer names them. If a build is
-        already withdrawn, its first reason is kept, and unfinished work of a killed command is
-        completed.
+        already withdrawn, its first reason is kept. Unfinished work of a killed command is
+        completed, too.
 
         Args:
             builds: The builds as NAME-VERSION-BUILD.
             reason: One line for the channel's page.
 
         Returns:
-            The withdrawn packages as SUBDIR/FILE.
+            The packages of `builds` as SUBDIR/FILE, including those that were already withdrawn.
         """
         with self._changing() as staging:
             withdrawals = self.withdrawals()
@@ -183,7 +184,7 @@ class PublishedChannel:
         return entries
 
     def is_ours(self) -> bool:
-        """Return whether the folder is a published channel or empty."""
+        """Return whether the folder is a published channel, or has no files except hidden ones."""
         return (self.folder / WITHDRAWN).is_file() or not any(self.folder.glob("[!.]*"))
 
     @contextmanager
@@ -208,10 +209,10 @@ class PublishedChannel:
             os.umask(umask)
 
     def _require_ours(self, may_be_new: bool) -> None:
-        """Raise ForgeError if the folder contains something other than a published channel.
+        """Raise ForgeError unless the folder is a published channel.
 
         Args:
-            may_be_new: Accept an empty folder.
+            may_be_new: Accept a folder that is empty or does not exist, too.
         """
         if (self.folder / WITHDRAWN).is_file():
             return
@@ -403,7 +404,7 @@ def _select_builds(builds: set[str], names: Iterable[str]) -> set[str]:
 
     Args:
         builds: The builds as NAME-VERSION-BUILD.
-        names: The files in the channel as SUBDIR/FILE.
+        names: The files that are or were in the channel, as SUBDIR/FILE.
 
     Raises:
         ForgeError: The channel has no such build.

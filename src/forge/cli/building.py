@@ -80,11 +80,11 @@ class Request:
         package_format: The format in rattler-build's notation, conda:LEVEL.
         keep_going: Continue after a failure.
         even_so: Start even if conda-forge lacks a requirement, or the machine lacks disk or memory.
-        rebuild: Build the recipes even if they are up to date.
+        rebuild: Build the named recipes even if they are up to date.
         with_dependents: Build the recipes that depend on the named ones as well.
         only: Build only the named recipes.
         lenient: Exit with 0, not 3, if recipes were not attempted because their environments cannot
-            be solved. On the host base, exit with 0 whatever the reason was.
+            be solved. On the host base, this holds for any reason why they were not attempted.
         asks: Ask on a terminal before a build on conda-forge.
     """
 
@@ -241,7 +241,8 @@ def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
     """Find the recipes whose requirements conda-forge cannot satisfy.
 
     The result is empty on the host base, if nothing has to be built, and if conda-forge does not
-    answer. Otherwise every environment is solved, which takes a minute or two.
+    answer. Otherwise every environment of the recipes that have to be built is solved, which takes
+    a minute or two.
 
     Returns:
         The name of each such recipe, with the reason.
@@ -270,7 +271,8 @@ def find_unsolved(ctx: Context, steps: list[Step]) -> dict[str, str]:
 def report(ctx: Context, results: list[Result], required: set[str]) -> None:
     """Print the table of results, and exit.
 
-    The exit code is 1 after a failure, else 3 if a required recipe was not attempted, else 0.
+    The exit code is 1 if a recipe failed or cannot be read, else 3 if a required recipe was not
+    attempted, else 0.
 
     Args:
         ctx: The context.

@@ -255,6 +255,6 @@ class ForgeGroup(TyperGroup):
 
 
 def make_exit(codes: Iterable[int]) -> typer.Exit:
-    """Return the exit to raise at the end of a command, with the smallest code that is not 0."""
+    """Return the exit to raise at the end of a command: the smallest code except 0, else 0."""
     failures = [code for code in codes if code]
     return typer.Exit(min(failures, default=0))

@@ -106,7 +106,7 @@ def run() -> int:
 
 
 def _prepare_environment() -> None:
-    """Set the environment variables that the bindings of rattler read."""
+    """Set or remove environment variables that would make the bindings of rattler fail."""
     # Unlike Python, rattler fails if TMPDIR names a folder that does not exist.
     os.environ["TMPDIR"] = tempfile.gettempdir()
     # rattler panics if TOKIO_WORKER_THREADS is 0.

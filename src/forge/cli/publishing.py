@@ -131,7 +131,10 @@ def _remember(project: Project, folder: Path) -> None:
 
 
 def _write_page(project: Project, folder: Path) -> None:
-    """Write the page of a published channel. Raise Failed if the page cannot be written."""
+    """Write the page of a published channel if the checkout has the program that writes it.
+
+    Raise Failed if the page cannot be written.
+    """
     program = project.root / "tools/channel_page.py"
     if not program.exists():
         return
@@ -240,7 +243,7 @@ def _build_order(package: Package) -> tuple[Version, int]:
 
 
 def _unpack_kernel_list(package: Package) -> Path:
-    """Unpack a package and return its list of kernels. Raise Failed if it has none."""
+    """Unpack a package, and return the path of its list of kernels. Raise Failed without one."""
     name = f"share/triton-kernels/{package.index['name']}/kernels.json"
     if package.payload.get(name, "") is not None:
         # payload has None for a plain file.

@@ -3,7 +3,7 @@
 
 `lock` copies the stack to build/stacks, and all commands work on the copy. The manifest of the copy
 names the channels in use. If pixi is on PATH, the commands run pixi on the copy. Without pixi, or
-with FORGE_NO_PIXI=1, the driver itself locks and installs, as far as builds and CI need it.
+with FORGE_NO_PIXI=1, the driver itself locks, installs and runs, as far as builds and CI need it.
 """
 
 import os
@@ -132,8 +132,10 @@ class Stack:
         return {name for name in _list_packages(self.manifest) if name.replace(GPU, gpu) in unbuilt}
 
     def print_left_out(self) -> None:
-        """Print the packages that the stack names and its copy lacks, also for any other GPU.
-        The name of a package may differ from that of its recipe, which `forge build` takes.
+        """Print the packages that the stack names and its copy lacks.
+
+        The copy may name another GPU, so names that differ only in the GPU count as equal. The name
+        of a package may differ from that of its recipe, which `forge build` takes.
         """
         present = {ANY_GPU.sub(GPU, name) for name in _list_packages(self.copy.manifest)}
         for name in sorted(_list_packages(self.manifest) - present):
@@ -146,7 +148,8 @@ class Stack:
     def locking(self) -> Iterator[Path]:
         """Yield the path of a new lock file, which replaces the copy's lock when the block ends.
 
-        If the command is killed before, the old lock stays.
+        If the block raises, or the command is killed before its end, the old lock stays. Copies of
+        the old lock and the manifest are put into the folder of the new lock.
         """
         lock_file = self.copy.lock_file
         manifest = lock_file.with_name("pixi.toml")
@@ -188,8 +191,8 @@ class Stack:
                 "update it (pixi self-update), or set FORGE_NO_PIXI=1 to continue without pixi"
             )
         folder = folder or self.copy.folder
-        # pixi reads its configuration only in the folder of the manifest. The copy's own one comes
-        # before the clone's.
+        # pixi reads PIXI_CONFIGURATION only in the folder of the manifest. The copy's own file is
+        # preferred to the checkout's.
         _link_configuration(self.ctx.project.root, self.copy.folder)
         _link_configuration(self.copy.folder, folder)
         return [pixi, command, "--manifest-path", str(folder / "pixi.toml"), *options]
@@ -202,7 +205,7 @@ def _link_configuration(source: Path, folder: Path) -> None:
     if not configuration.exists() or link.exists():
         return
     link.parent.mkdir(parents=True, exist_ok=True)
-    # The link to the configuration of a clone that was moved leads nowhere.
+    # If the checkout was moved, an earlier link leads nowhere.
     link.unlink(missing_ok=True)
     # Another process may make the link at the same time.
     with suppress(FileExistsError):
@@ -280,7 +283,8 @@ def lock_one(stack: Stack, channel: str | None) -> None:
 
     Raises:
         typer.Exit: pixi has failed. The exit code is pixi's.
-        ForgeError: Raised by Workspace.lock.
+        ForgeError: The stack cannot be written, it does not allow this version of pixi, or
+            Workspace.lock fails.
     """
     sizes: dict[str, int] = {}
     failure = None
@@ -340,7 +344,10 @@ class RunCommand(ForgeCommand):
         return super().parse_args(ctx, [*args[:position], *command])
 
     def _find_command(self, args: list[str]) -> int:
-        """Return the position of `--` or COMMAND. Before it, there are only options and STACK."""
+        """Return the position of `--` or COMMAND, else the number of words.
+
+        Before that position, there are only options and STACK.
+        """
         options_with_value = set()
         for parameter in self.params:
             if not getattr(parameter, "is_flag", False):

@@ -145,7 +145,8 @@ def _ensure_cached(cache: Path, record: RepoDataRecord) -> Package:
 def _download(source: Location, record: RepoDataRecord, archive: Path) -> None:
     """Fetch a package.
 
-    A download that stops in the middle is repeated here, because rattler repeats only requests.
+    A download that stops in the middle is repeated here, because rattler repeats only requests that
+    fail before any data arrive.
     """
     for attempt in range(1, TRIES + 1):
         with archive.open("wb") as file:

@@ -78,7 +78,8 @@ def locate_file(record: RepoDataRecord) -> tuple[str, str]:
     other fields are not trustworthy, because a lock or an index can state anything.
 
     Raises:
-        ForgeError: The record contradicts its URL, or has no hash.
+        ForgeError: The record contradicts its URL, `find_fault` finds a fault in it, or `split_url`
+            refuses its URL.
     """
     try:
         _, path = split_url(record.url)
@@ -101,7 +102,7 @@ def split_url(url: str) -> tuple[str, list[str]]:
     """Return the server of a URL, with its scheme, and the parts of its path.
 
     Raises:
-        ValueError: Two programs could take the URL for different files.
+        ValueError: Two programs could take the URL for different files, or the path has no folder.
     """
     parts = urlsplit(url)
     path = [unquote(part) for part in parts.path.split("/")[1:]]

@@ -116,7 +116,8 @@ class LocalChannel:
 
         Args:
             folder: The folder of the channel. It need not exist.
-            recipes: The recipes of its packages, which state their names on PyPI.
+            recipes: The folder of the recipes of its packages, which state the packages' names on
+                PyPI. Without it, no names are known.
         """
         self.folder = folder
         self._recipes = recipes
@@ -127,7 +128,7 @@ class LocalChannel:
         return pypi.read_names(self._recipes) if self._recipes else {}
 
     def records(self) -> list[Record]:
-        """List every package in the index. Raise ForgeError if an index file cannot be read."""
+        """List every package in the index. Raise ForgeError if an index file is damaged."""
         records: list[Record] = []
         for subdir in SUBDIRS:
             records += self._read_index(subdir)
@@ -183,7 +184,10 @@ class LocalChannel:
         return set(self.folder.glob("*/[!.]*.conda")) - listed
 
     def is_host_bound(self) -> bool | None:
-        """Return whether the packages are host-bound; None if the index is empty or damaged."""
+        """Return whether the packages are host-bound; None if the index is empty or damaged.
+
+        Only the first package counts, because builds refuse to mix the bases in a channel.
+        """
         with contextlib.suppress(ForgeError):
             for record in self.records():
                 return record.build.startswith(HOST_BOUND)

@@ -30,7 +30,8 @@ class Location:
             retries: How often a failed request is repeated.
 
         Raises:
-            ForgeError: The name is empty, or a URL is malformed or carries a credential.
+            ForgeError: The name is empty or is neither a folder nor an http(s) URL, or a URL is
+                malformed or carries a credential.
         """
         text = str(channel)
         refuse_credentials(text)
@@ -97,7 +98,8 @@ def folder_of(url: str) -> Path | None:
 def refuse_credentials(channel: str) -> None:
     """Raise ForgeError if a channel URL is malformed, or has a user, token, query or fragment.
 
-    The message does not repeat a URL that may contain a secret.
+    An empty text is refused, too; a path is accepted. The message does not repeat a URL that may
+    contain a secret.
     """
     if not channel:
         raise ForgeError("the channel's name is empty: give a folder or a URL")

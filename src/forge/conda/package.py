@@ -189,7 +189,8 @@ class Package:
     def listed(self) -> dict[str, str]:
         """The files that info/paths.json lists, each with its sha256 or A_LINK.
 
-        Raises Refused for a name that leads out of the prefix, or that is listed twice.
+        Raises Refused for a name that is listed twice, that is in `info`, or that is not a relative
+        path inside the prefix in its shortest form.
         """
         text = self.info.get("paths.json", b"")
         try:
@@ -228,7 +229,9 @@ class Package:
             The places where the package writes.
 
         Raises:
-            Refused: The package could write outside its prefix, or its files differ from the list.
+            Failed: The package is damaged, or was renamed.
+            Refused: The package could write outside its prefix or over the installer's files, its
+                files differ from the list, or its content is not allowed for another reason.
         """
         # This raises Failed for a renamed package.
         _ = self.index

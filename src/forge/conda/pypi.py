@@ -78,7 +78,7 @@ def _is_entry(conda_name: Any, pypi_name: Any) -> bool:
 
 
 def purls(file: str, names: Names) -> list[str]:
-    """Return the `purls` of a record, the package URLs of the package on PyPI.
+    """Return the `purls` of a record: the package URL of the package on PyPI, if it is there.
 
     Args:
         file: The package file, NAME-VERSION-BUILD.conda.

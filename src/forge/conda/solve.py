@@ -62,7 +62,7 @@ def list_missing(
     specs: Sequence[str],
     gateway: rattler.Gateway,
 ) -> list[str]:
-    """List the match specs that no build satisfies, with the newest version of each package."""
+    """List the match specs that no build satisfies, each with its package's newest version."""
     names = {spec: parse_package_name(spec) for spec in specs if not spec.startswith("__")}
     builds = _query(channel_urls, set(names.values()), gateway)
     missing = []
