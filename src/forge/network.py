@@ -3,7 +3,8 @@
 
 Without the limits, a server that sends nothing or one byte a second would block a command for ever.
 py-rattler 0.27 reads pixi's configuration itself (rattler.Config, Client.from_config). Once the
-project no longer supports older versions, `_read_mirrors` and `client` can be removed.
+project no longer supports older versions of py-rattler, `_read_mirrors` and `client` can be
+removed.
 """
 
 import asyncio
@@ -30,7 +31,8 @@ TIMEOUT_VARIABLE = "FORGE_TIMEOUT"
 def patience() -> int:
     """Return how long a server may send nothing, or send at less than LOWEST_RATE, in seconds.
 
-    The environment variable FORGE_TIMEOUT sets the number. The default is 60.
+    The environment variable FORGE_TIMEOUT sets the number. The default is 60. Raise ForgeError if
+    the value is not a positive whole number.
     """
     text = os.environ.get(TIMEOUT_VARIABLE) or "60"
     if not text.isdecimal() or len(text) > 9 or not int(text):
@@ -139,7 +141,7 @@ def make_solver_client() -> networking.Client:
 
 
 def mirrored(url: str) -> str:
-    """Return a URL with its first mirror applied, for programs that do not read [mirrors].
+    """Return a URL with its first mirror, if any, applied, for programs that ignore [mirrors].
 
     One such program is rattler-build if it is called through its Python bindings.
     """
@@ -164,7 +166,7 @@ class _CountingWriter:
 
 
 def download(client: networking.Client, url: str, out: Any) -> None:
-    """Write a file to `out` in chunks.
+    """Download a file and write it to `out` in chunks.
 
     Raises:
         RuntimeError: The server does not send the file, or too slowly.
@@ -209,7 +211,7 @@ class _EndingWriter:
 
 
 def find_outage(url: str, seconds: int) -> str:
-    """Return why a URL cannot be read, or an empty string if its first bytes arrive in time."""
+    """Return why a URL cannot be read; an empty string if its first bytes arrive in `seconds`."""
     try:
         download(client(retries=0, seconds=seconds), url, _EndingWriter())
     except _Answered:

@@ -59,7 +59,7 @@ def end_job(engine: subprocess.Popen[bytes], output: Path) -> None:
 
     On SIGTERM, ninja removes the files of unfinished steps, and ccache removes its temporary files.
     All processes have GRACE_SECONDS to end. The engine is killed only after that, because it reads
-    the output of the script. Without this reader, SIGPIPE would end the script before it has
+    the output of the build script. Without this reader, SIGPIPE would end the script before it has
     cleaned up.
 
     Args:
@@ -120,7 +120,7 @@ def job_processes(session: int, output: Path) -> Iterator[int]:
 
 
 def find_output_holders(job: int) -> set[int] | None:
-    """Return the processes that keep a job's output open although its script has ended.
+    """Return the processes that keep a job's output open although the job's script has ended.
 
     Args:
         job: The id of the process that started the script and reads its output.
@@ -130,7 +130,7 @@ def find_output_holders(job: int) -> set[int] | None:
     """
     pipes: dict[int, set[str]] = {}
     for entry in PROC.glob("[0-9]*"):
-        # psutil's open_files lists no pipes.
+        # psutil is not used, because its open_files lists no pipes.
         with contextlib.suppress(OSError):
             state, parent = _read_state(entry)
             if parent == job and state != "Z":
@@ -170,7 +170,8 @@ def max_jobs() -> int:
     """Return how many compilers a build may run at once.
 
     This is the environment variable MAX_JOBS. Without it, the number is limited to one per core and
-    one per GIB_PER_JOB of memory. Only cores and memory that this process may use count.
+    one per GIB_PER_JOB of memory, but it is at least 1. Only cores and memory that this process may
+    use count.
     """
     setting = os.environ.get("MAX_JOBS")
     if setting:
@@ -188,7 +189,8 @@ def max_jobs() -> int:
 def memory_gib() -> float:
     """Return the memory that this process may use, in GiB.
 
-    This is the memory of the machine, or the limit of a control group, such as that of a container.
+    This is the memory of the machine, or the limit of a control group, such as that of a container,
+    if this limit is lower.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [*_read_limits("memory.max"), *_read_limits("memory.limit_in_bytes", "memory")]

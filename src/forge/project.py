@@ -42,10 +42,10 @@ class Project:
         root: The checkout.
         output_folder: A channel with all packages that were built and passed their tests.
         build: The folder for other files of the driver: logs, caches, the host base, and copies of
-            stacks with their environments. It can always be deleted.
-        logs: A log for each recipe.
+            stacks with their environments. It can be deleted while no command runs.
+        logs: The folder of the logs. Each recipe has a log.
         sources: The cache of sources.
-        staging: A folder for each recipe that is being built.
+        staging: The folder in which each recipe that is being built has a folder.
         cache: Caches of compilers.
         recipes: The recipes.
     """
@@ -95,7 +95,8 @@ class Project:
     def lock(self) -> Iterator[list[Path]]:
         """Hold the locks of the output folder and of this checkout's build folder.
 
-        So only one process builds at a time. The kernel releases the locks when the process ends.
+        So only one process builds at a time. The operating system releases the locks when the
+        process ends.
 
         Yields:
             The leftovers of killed builds that were removed.
@@ -110,10 +111,11 @@ class Project:
             yield remove_all(self.find_leftovers())
 
     def find_leftovers(self) -> Iterator[Path]:
-        """Yield the leftovers of killed builds that nothing uses any more.
+        """Yield the files and folders that killed builds left and that nothing uses any more.
 
-        The folders of builds that failed or were stopped are kept. If a build is complete but has
-        not been tested, its packages are kept, without WORK_FOLDERS.
+        If a build is complete, but one of its packages is not in the output folder, only the
+        build's WORK_FOLDERS are yielded. Otherwise the build's folder is yielded, unless the build
+        failed or was stopped.
         """
         for folder in self.staging.glob("*/"):
             packages = [path.relative_to(folder) for path in folder.glob("*/*.conda")]

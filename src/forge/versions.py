@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Find upstream's releases, the versions it builds with, and conflicts between our versions.
+"""Find releases of upstreams, the versions they build with, and conflicts of our versions.
 
 A recipe's first package URL determines where releases are looked up: on pip's index if it is a
 package URL of PyPI, and among the tags of the repository if it is a package URL of GitHub.
@@ -29,7 +29,7 @@ from forge.sources.download import Downloader
 
 # A line `ARG NAME=VERSION` of a Dockerfile.
 ARGUMENT = re.compile(r'^ARG (\w+)="?v?([^\s"+]+)', re.M)
-# An upstream's releases: for each version, the reason why it was yanked, or an empty string.
+# An upstream's releases: for each version, the reason why it was yanked; an empty string if not.
 Releases = dict[Version, str]
 
 
@@ -40,8 +40,10 @@ class Row:
     Attributes:
         recipe: The recipe.
         newest: The newest release that is neither yanked nor a pre-release; empty if unknown.
-        state: "newer" if the release is newer than ours, "unreachable", or empty.
-        note: The place where the releases are listed, why our version was yanked, or an error.
+        state: "newer" if `newest` is newer than our version, "unreachable" if the releases cannot
+            be listed, or empty.
+        note: The place where the releases are listed, "no upstream of its own", why our version was
+            yanked, or an error.
     """
 
     recipe: Recipe
@@ -91,7 +93,7 @@ def listed_at(recipe: Recipe) -> str:
     if purl.type == "github":
         return f"https://github.com/{purl.namespace}/{purl.name}"
     # If the version in a purl is not the recipe's, the package is only a part of the project that
-    # the purl names. An example are the kernels that are compiled from vLLM's source.
+    # the purl names. For example, some kernels are compiled from vLLM's source.
     if purl.version in (None, recipe.version):
         return "PyPI"
     return ""
@@ -138,7 +140,7 @@ def _yank_reason(link: Link) -> str:
 
 
 def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
-    """List the versions that tags stand for.
+    """List the versions that tags stand for, as the tags state them.
 
     A tag may omit zeros at the end of the version. For example, AOTriton's tag 0.12b stands for
     0.12.0, and TheRock's tag therock-10.0 stands for 10.0.0.
@@ -146,7 +148,8 @@ def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
     Args:
         tags: The tags of a repository.
         example: The tag of a known version, which shows the form of the tags.
-        version: The known version.
+        version: The known version. If `example` does not contain it, even without zeros at its end,
+            no version is listed.
     """
     in_tag = version
     while in_tag not in example and in_tag.endswith(".0"):
@@ -164,9 +167,10 @@ def versions_in(tags: Iterable[str], example: str, version: str) -> list[str]:
 
 
 def next_set(recipes: RecipeSet, rows: Iterable[Row], progress: Progress) -> Iterator[str]:
-    """Yield a line for each version with which upstream builds its newest releases.
+    """Yield a line for each version that the newest releases of upstreams are built with.
 
     Only recipes with `extra.built_with` are included, since it names the files with these versions.
+    If the files of a release cannot be read, a line states the reason.
 
     Args:
         recipes: All recipes.
@@ -200,7 +204,9 @@ def _unpack_release(recipe: Recipe, release: str, tree: Path, progress: Progress
 
 
 def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> Iterator[str]:
-    """Yield a line for each package in `extra.built_with`: upstream's version, and ours.
+    """Yield a line for each package in `extra.built_with`.
+
+    The line states the version that upstream builds with, and the version of our package.
 
     Args:
         recipes: All recipes.
@@ -229,7 +235,7 @@ def pairings(recipes: RecipeSet, recipe: Recipe, release: str, tree: Path) -> It
 
 
 def conflicts(recipes: RecipeSet) -> Iterator[str]:
-    """Yield a line for each requirement of recipes and stacks that our versions do not satisfy."""
+    """Yield a line for each requirement of recipes and stacks that our packages do not satisfy."""
     versions: dict[str, str] = {}
     for recipe in recipes.recipes.values():
         versions |= dict.fromkeys(recipe.output_names, recipe.version)

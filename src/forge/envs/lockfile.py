@@ -13,7 +13,8 @@ from forge.files import read_text
 from forge.project import SUBDIRS
 
 PLATFORM = "linux-64"
-# Maximum nesting of brackets in a lock. rattler's parser takes minutes for thousands of levels.
+# Maximum nesting of brackets and braces in a lock. rattler's parser takes minutes for thousands of
+# levels.
 MAX_DEPTH = 50
 
 
@@ -29,7 +30,7 @@ def read(path: Path) -> dict[str, rattler.Environment]:
 
 
 def _measure_depth(text: str) -> int:
-    """Return the deepest nesting of brackets in a text."""
+    """Return the maximum nesting of square brackets and braces in a text."""
     depth = 0
     deepest = 0
     for character in text:
@@ -42,11 +43,11 @@ def _measure_depth(text: str) -> int:
 
 
 def records(locked: rattler.Environment) -> list[RepoDataRecord]:
-    """List the packages of an environment, which must not be locked for other platforms.
+    """List the packages of an environment that is locked for PLATFORM and no other platform.
 
     Raises:
-        ForgeError: The environment is locked for another platform than PLATFORM, or has a package
-            from PyPI, or a package to build from source.
+        ForgeError: The environment is not locked for PLATFORM alone, or has a package from PyPI, or
+            a package to build from source.
     """
     platforms = locked.platforms()
     if [str(platform.subdir) for platform in platforms] != [PLATFORM]:
@@ -78,7 +79,7 @@ def write(
 
     Args:
         path: The file.
-        channel_urls: The channels of every environment.
+        channel_urls: The URLs of the channels, which are the same for each environment.
         solved: The packages of each environment, by its name.
 
     Raises:

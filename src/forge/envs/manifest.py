@@ -54,7 +54,7 @@ ENVIRONMENT_KEYS = {"features", "no-default-feature"}
 DEPENDENCY_KEYS = {"version", "build"}
 
 PLATFORM = "linux-64"
-# The form that pixi requires. The environment's folder has the same name.
+# The form that pixi requires of an environment's name. This is also the name of its folder.
 ENVIRONMENT_NAME = re.compile(r"[a-z0-9-]+")
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -80,12 +80,14 @@ class Manifest:
         """Read a manifest.
 
         Raises:
-            ForgeError: The file is not a manifest, or pixi could solve it differently than forge.
+            ForgeError: The file is not a manifest, a channel has credentials, or pixi could solve
+                the manifest differently than forge.
         """
         try:
             data = tomllib.loads(read_text(path))
             return cls._parse(path, data)
-        # tomllib also raises ValueError for a number of 5000 digits
+        # tomllib raises TOMLDecodeError, which is a ValueError. It raises another ValueError for a
+        # number of 5000 digits, for example.
         except (ValueError, RecursionError) as error:
             raise ForgeError(f"{path} is not TOML: {error}") from None
         except ForgeError as error:
@@ -120,7 +122,8 @@ class Manifest:
         Args:
             replacements: Channels to replace, with their replacements.
             excluded: Names of packages whose requirements are left out.
-            python: The version that replaces the manifest's requirement of Python.
+            python: The version that replaces the manifest's requirement of Python; empty to keep
+                the requirement.
         """
         data = tomllib.loads(read_text(self.path))
         workspace = data["workspace"]
@@ -250,7 +253,7 @@ def match_spec(package: str, value: Any) -> str:
 
     Args:
         package: The name of the package.
-        value: A version, or a table with DEPENDENCY_KEYS.
+        value: A version, or a table with no other keys than DEPENDENCY_KEYS.
 
     Raises:
         ForgeError: The dependency is not a valid requirement.

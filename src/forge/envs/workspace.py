@@ -41,7 +41,7 @@ NO_ANSWER = re.compile("error sending request|HTTP status|error decoding respons
 
 
 class LockedInPart(Failed):
-    """A lock was written, but not all of its environments can be solved today."""
+    """A lock was written, but some environments of the workspace cannot be solved today."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,12 @@ class Workspace:
 
         Raises:
             LockedInPart: Some environments cannot be solved. The lock has the other environments.
-                For an environment that cannot be solved, it keeps the packages of an older lock.
-            Failed: No environment can be solved. An older lock stays.
+                For an environment that cannot be solved, it keeps the packages of an older lock,
+                if there are any.
+            Failed: No environment can be solved, or rattler fails. An older lock stays.
             NotAttempted: A channel does not answer. An older lock stays.
-            ForgeError: A package cannot be checked. An older lock stays.
+            ForgeError: A package cannot be checked, or the lock cannot be written. An older lock
+                stays.
         """
         solved = {}
         reasons = []
@@ -132,7 +134,7 @@ class Workspace:
         return self.name if environment == "default" else f"{self.name} -e {environment}"
 
     def require_installed(self, environment: str) -> None:
-        """Raise ForgeError if an environment has not been installed, not even in part."""
+        """Raise ForgeError unless an environment is installed, at least in part."""
         if not (self.prefix(environment) / "conda-meta").is_dir():
             stack = self._words(environment)
             raise ForgeError(f"stack {stack} is not installed: run ./forge install {stack}")
@@ -141,7 +143,7 @@ class Workspace:
         """List the locked packages of an environment.
 
         Raises:
-            ForgeError: There is no lock, or the lock cannot be trusted.
+            ForgeError: There is no lock, or it does not have the environment or cannot be trusted.
         """
         self.require_locked()
         locked = lockfile.read(self.lock_file).get(environment)
@@ -158,7 +160,7 @@ class Workspace:
         """Install an environment from the lock, and check every package.
 
         An interrupted installation is removed and made again, because its records may be damaged.
-        The same applies to an installation by pixi.
+        An installation by pixi is also removed first.
 
         Args:
             environment: The name of the environment.
@@ -168,7 +170,8 @@ class Workspace:
             The number of packages.
 
         Raises:
-            ForgeError: There is no lock, `cache.fill` has refused a package, or rattler fails.
+            ForgeError: The lock is missing or cannot be trusted, `cache.fill` fails, rattler fails,
+                or INSTALLED_FROM cannot be written.
         """
         records = self.locked(environment)
         prefix = self.prefix(environment)
@@ -193,7 +196,8 @@ class Workspace:
         """Yield the leftovers of a killed `lock` or `install`, for the caller to remove.
 
         The caller has to hold the lock of the workspace. A prefix that pixi did not finish is
-        removed here, because it may be removed only while pixi's lock of that prefix is held.
+        removed here before it is yielded, because it may be removed only while pixi's lock of that
+        prefix is held.
         """
         for prefix in self.folder.glob(".pixi/envs/*/"):
             yield from remove_if_unlocked(prefix / PIXI_STATE, _yield_unfinished(prefix))
@@ -254,7 +258,7 @@ def _make_gateway(channel_urls: list[str]) -> rattler.Gateway:
 
 
 def _make_error(failure: str, error: Exception, channel_urls: list[str]) -> ForgeError:
-    """Return NotAttempted if the error is that of a server, else Failed."""
+    """Return NotAttempted if a wrong or missing answer of a server is the cause, else Failed."""
     channels = " or ".join(channel_urls)
     if NO_ANSWER.search(str(error)):
         reason = "does not answer, or answers with an error"

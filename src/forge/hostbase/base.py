@@ -78,7 +78,7 @@ class HostBaseMaker:
         self.recipe = project.recipes / "bases" / "host"
         self.output = project.staging / "host-base"
         self.log = project.logs / "host-base.log"
-        # The interpreter itself, not its link in a virtual environment.
+        # This is the interpreter itself, not a link to it in a virtual environment.
         executable = getattr(sys, "_base_executable", "") or sys.executable
         self.python = os.path.realpath(executable)
         self.has_nvidia_wheels = bool(os.environ.get(NVIDIA_WHEELS))
@@ -126,9 +126,9 @@ class HostBaseMaker:
         return Template(read_text(self.recipe / "requirements.in")).substitute(pins)
 
     def names(self) -> frozenset[str]:
-        """Return the packages of the base that recipes may require.
+        """Return the names of the packages of the base that recipes may require.
 
-        Packages that are only dependencies of these are not included.
+        Packages that are only dependencies of these packages are not included.
         """
         names = list_packages(self.recipe / "recipe.yaml")
         for project in self._list_required():
@@ -189,6 +189,8 @@ class HostBaseMaker:
             NotAttempted: pip cannot fetch a wheel, or there is no compiler.
             Refused: The sha256 of a wheel is not in the lock.
             Failed: A part of the base cannot be made.
+            ForgeError: The lock is malformed or does not satisfy `requirements`, or the folder is
+                not writable.
         """
         if self.is_current():
             return
@@ -217,7 +219,7 @@ class HostBaseMaker:
         self._write_sealed(RECORD, packages=self._read_indexed_sizes(), wheels=record)
 
     def _remove_damaged(self) -> None:
-        """Remove packages whose size differs from the index.
+        """Remove packages whose size differs from that in the index.
 
         Otherwise a truncated package would count as made, because its file exists.
         """
@@ -277,7 +279,7 @@ class HostBaseMaker:
     def _fetch_wheels(self, say: Say) -> Iterator[Wheel]:
         """Yield the wheels of the lock.
 
-        NVIDIA's are left out unless a requirement names them, or NVIDIA_WHEELS is set.
+        A wheel of NVIDIA is left out, unless `requirements` names it or NVIDIA_WHEELS is set.
         """
         file = self.recipe / LOCK
         pins = read_pins(file)
@@ -297,7 +299,7 @@ class HostBaseMaker:
         """Build and test the packages of Python, the compilers and the stubs of CUDA's libraries.
 
         As for any recipe, rattler-build builds and tests them. The stubs are made from the wheel of
-        torch, unless NVIDIA's wheels are used.
+        torch. If NVIDIA_WHEELS is set, there are no stubs.
 
         Returns:
             The file names of the packages.

@@ -53,7 +53,8 @@ def read_pins(file: Path, environment: dict[str, str] | None = None) -> dict[str
 
     Args:
         file: The lock, a requirements file of pip.
-        environment: Values of markers that replace those of this machine.
+        environment: Values of variables in markers that replace those of this machine; None to
+            replace none.
 
     Raises:
         ForgeError: A line does not pin a project to one version with hashes.
@@ -76,7 +77,7 @@ def read_pins(file: Path, environment: dict[str, str] | None = None) -> dict[str
 
 
 def _make_pin(file: Path, requirement: Requirement, hashes: list[str]) -> Pin:
-    """Return the pin of a line. Raise ForgeError if it allows several versions or has no hashes.
+    """Return the pin of a line. Raise ForgeError if it lacks one exact version or valid hashes.
 
     Args:
         file: The path of the lock, for error messages.
@@ -127,16 +128,16 @@ def fetch_wheels(
     cache: SourceCache,
     say: Callable[[str], None],
 ) -> Iterator[tuple[Path, Source]]:
-    """Yield the wheel of each pin, from the cache of sources or downloaded by pip.
+    """Yield the path and the source of each pin's wheel, which pip downloads if it is not cached.
 
     Args:
         pins: The pins.
         file: The path of the lock, for error messages.
         cache: The cache of sources. Downloaded wheels are added to it.
-        say: Called with a line to print for each download.
+        say: Called with lines to print: the number of downloads, and one line for each.
 
     Raises:
-        Refused: The index has a wheel whose sha256 its pin does not list.
+        Refused: The index has a wheel whose sha256 is not in the wheel's pin.
         NotAttempted: pip cannot fetch a wheel.
     """
     wheels = {pin: _find_cached_wheel(pin, cache) for pin in pins}

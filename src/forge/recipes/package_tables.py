@@ -10,7 +10,7 @@ from forge.errors import ForgeError
 from forge.recipes.cost import Cost, add_costs
 from forge.recipes.recipe import Recipe
 
-# The allowed words in each column of README's table, the best first. docs/packages.md defines them.
+# The allowed words for each state in README's table, the best first. docs/packages.md defines them.
 STATES = {
     "built": ("yes", "rehearsed", "no"),
     "installed": ("yes", "rehearsed", "no"),
@@ -39,7 +39,7 @@ SECTIONS = (
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table, which ends with a line break."""
     separator = ["---"] * len(head)
     table = ""
     for cells in (head, separator, *rows):
@@ -51,11 +51,12 @@ def read_state(recipe: Recipe) -> dict[str, tuple[str, str]]:
     """Read from `extra.state` whether a recipe's package was built, installed and run.
 
     Returns:
-        For each column of README's table, the word of the recipe and the page that proves it. The
-        page is "" if there is none.
+        For each key of STATES, the word of the recipe and the page that proves it. The page is ""
+        if there is none.
 
     Raises:
-        ForgeError: `extra.state` lacks a column, or has a word that is not allowed.
+        ForgeError: `extra.state` lacks a key of STATES other than gfx1151, has another key, or has
+            a value that is not allowed.
     """
     where = f"{recipe.path}: extra.state"
     stated: dict[str, Any] = {"gfx1151": "no"}
@@ -148,7 +149,7 @@ def format_figures(
     costs: Iterable[Cost],
     host_costs: Iterable[Cost],
 ) -> dict[str, str]:
-    """Return the figures that pages state about all packages together, by the figure's name.
+    """Return the figures that pages state about packages together, by the figure's name.
 
     Args:
         recipes: All recipes.
@@ -183,7 +184,7 @@ def replace_figures(page: str, sentence: str, figures: Mapping[str, str], where:
         page: The text of the page. A line may end at any space of the sentence.
         sentence: A part of a sentence, with {NAME} in place of each figure.
         figures: The figures by name.
-        where: The page's name, for the message of an error.
+        where: The name of the page, for error messages.
 
     Raises:
         ForgeError: The page does not have the sentence exactly once.

@@ -2,9 +2,10 @@
 """Find all recipes, put them in build order, and decide by their content which have to be built.
 
 A package counts as built if the channel has one with the same name, version and build string. The
-hash in the build string depends only on the variant. So the driver adds a variant key,
-`content_digest`, whose value has a digest of the recipe's content. Every recipe names this key
-under `build.variant.use_keys`. Thereby the hash (`h1234567`) changes together with the content.
+hash in the build string does not depend on the recipe's content, but on the variant. So the driver
+adds a variant key, `content_digest`, whose value has a digest of the recipe's content. Every recipe
+names this key under `build.variant.use_keys`. Thereby the hash (`h1234567`) changes together with
+the content.
 """
 
 import graphlib
@@ -48,7 +49,8 @@ class Step:
         outputs: The packages that the recipe yields; Records if they are up to date.
         action: BUILD or UP_TO_DATE.
         reason: The reason for the action.
-        has_older_builds: Whether the channel has builds that the new packages would replace.
+        has_older_builds: Whether the recipe has to be built and the channel has builds that the new
+            packages would replace.
         rendered: The rendered outputs, as mappings of rattler-build.
     """
 
@@ -288,15 +290,15 @@ class RecipeSet:
             step.reason = "not in the channel"
 
     def direct_needs(self, name: str) -> set[str]:
-        """Return the recipes whose packages a recipe needs to build, run or be tested."""
+        """Return the names of the recipes that a recipe needs to build, run or be tested."""
         needs = self.recipes[name].all_needs
         return {self.owner[package] for package in needs if package in self.owner}
 
     def describe_missing(self, name: str, lost: Set[str] = frozenset()) -> str:
-        """Describe in one line the packages that a recipe needs but cannot get; empty if none.
+        """Describe in one line the packages or recipes that a recipe lacks; empty if it lacks none.
 
-        On the host base, a package is missing if neither a recipe nor the base provides it. On
-        conda-forge, only the solver can find missing packages.
+        On the host base, a package is missing if neither a recipe nor the base provides it, unless
+        it is virtual (`__NAME`). On conda-forge, only the solver can find missing packages.
 
         Args:
             name: The name of the recipe.
@@ -331,7 +333,7 @@ class RecipeSet:
 
 
 def load_all_sources(project: Project) -> RecipeSet:
-    """Load all recipes with the sources for every Python and base."""
+    """Load all recipes, rendered for conda-forge with the sources for every Python and base."""
     base = bases.load(project, "conda-forge", EVERY_SOURCE)
     return RecipeSet(project, base)
 
@@ -340,7 +342,8 @@ def _describe_change(before: object, now: dict[str, str]) -> str:
     """Describe why the digest of a recipe changed.
 
     Args:
-        before: The parts of the digest in the note on the package; not a mapping if damaged.
+        before: The parts of the digest, as noted when the package in the channel was built; None
+            if unknown.
         now: The current parts.
     """
     if not isinstance(before, dict):

@@ -193,7 +193,7 @@ def _is_patch_folder(path: Path) -> bool:
 
 
 def list_patches(recipe: Recipe, source: Data) -> list[Path]:
-    """List the patches that a rendered source names. If it names none, list those in its folder."""
+    """List the patches that a rendered source names. If it names none, list those in its `path`."""
     folder = recipe.path.parent
     names = source.get("patches", [])
     if names:
@@ -208,6 +208,9 @@ def find_patched_source(recipe: Recipe, source: Data) -> Data:
     Usually, that is `source` itself. If `source` is a folder of patches, the patches are applied to
     the recipe's wheel. rattler-build does not unpack wheels, so the build script applies the
     patches after it has installed the wheel.
+
+    Raises:
+        ForgeError: `source` is a folder of patches, but the recipe has no wheel.
     """
     if source.get("patches") or not list_patches(recipe, source):
         return source
@@ -225,6 +228,8 @@ def prepare(
     unpack_all: bool = True,
 ) -> str:
     """Put a fetched source where a build finds it, and check that its patches apply.
+
+    A local source stays where it is.
 
     Args:
         recipe: The recipe.
@@ -291,8 +296,8 @@ def list_sources(recipe: Recipe) -> list[Source]:
     """List the sources of a recipe that have to be fetched.
 
     Raises:
-        ForgeError: A source lacks its URL and sha256 or its full commit, or a file on PyPI lacks a
-            package URL.
+        ForgeError: A file lacks its URL or its sha256, a git source lacks a full commit, a file on
+            PyPI lacks its package URL, or a package URL is invalid.
     """
     sources = []
     for source in recipe.sources:

@@ -4,7 +4,7 @@
 A package contains the recipe folder, the rendered recipe (sources and their hashes, patches,
 requirements, variant) and a digest of all files of this repository that the recipe reads. The same
 values are computed from the recipes of a checkout or a commit, and compared. The compiled files are
-not compared. To check these files, build the package again.
+compared only with the package's own list. To check their content, build the package again.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Verdict:
         compared: Descriptions of the comparisons that were made.
         differences: One line for each difference.
         not_compared: The reason why the package was not compared with a recipe, or "".
-        places: The places of the package's files in a prefix, if the files match its own list.
+        places: The places of the package's files in a prefix, if they match the package's own list.
     """
 
     compared: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ def verify(path: Path, project: Project) -> Verdict:
 
 
 def _verify_files(package: Package, verdict: Verdict) -> None:
-    """Compare a package's files with its own list of them."""
+    """Compare a package's files with the list of files in the package."""
     verdict.compared.append(f"{len(package.listed)} files with its own list")
     verdict.differences += _compare(package.digests, package.listed, "info/paths.json")
     if not verdict.differences:
@@ -92,7 +92,7 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
     """Check a commit out into a temporary folder, and yield the project there.
 
     Raises:
-        ForgeError: The checkout does not have the commit.
+        ForgeError: The checkout does not have the commit, or git cannot check it out.
     """
     revision = f"{commit}^{{commit}}"
     sha = git(project.root, "rev-parse", "--verify", "--quiet", revision).strip()
@@ -127,7 +127,7 @@ def project_at(project: Project, commit: str) -> Iterator[Project]:
 
 
 def find_recipe(package: str, project: Project) -> Path | None:
-    """Return the recipe.yaml that yields a package, by the package's name."""
+    """Return the recipe.yaml that yields a package of this name; None if there is none."""
     for path in sorted(project.root.glob("recipes/*/recipe.yaml")):
         for name in list_packages(path):
             pattern = EXPRESSION.sub("*", name)

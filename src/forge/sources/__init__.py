@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Download source files, verify them, and keep them in a cache."""
+"""Fetch source files and git commits, verify them, and keep them in a cache."""

@@ -102,7 +102,7 @@ class _Members:
         self._has_links = False
 
     def check_zip(self, archive: zipfile.ZipFile) -> list[str]:
-        """Return the names of the members to unpack. Raise ValueError if a member is unsafe."""
+        """Return the names of the members to unpack. Raise ValueError if any member is unsafe."""
         selected = []
         for info in archive.infolist():
             self._check(info.file_size, info.filename)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from forge.sources.download import Downloader
 
 PYPI_SOURCES = "PYPI_SOURCES"
-# The URL of PyPI's files in rendered recipes. This folder need not exist, because the driver puts
-# the sources into rattler-build's cache before a build.
+# The URL of the folder of PyPI's files in rendered recipes. The folder need not exist, because the
+# driver puts the sources into rattler-build's cache before a build.
 PYPI_URL = "file:///proc/self/cwd/pypi-sources"
 DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{40}")
 FILE_NAME = re.compile(r"[^./\\\x00-\x20\x7f][^/\\\x00-\x20\x7f]{0,199}")
@@ -108,7 +108,7 @@ class SourceCache:
         return Downloader()
 
     def path(self, source: Source) -> Path:
-        """Return the path of a source in the cache, which need not exist."""
+        """Return the path that a source has in the cache. The path need not exist."""
         return self.folder / source.digest / source.file_name
 
     def fetch(self, source: Source, progress: Progress) -> Path:
@@ -118,16 +118,20 @@ class SourceCache:
 
         Raises:
             NotAttempted: No server sends the source.
-            Refused: The sha256 differs from the recipe's.
+            Refused: The file's sha256 differs from that of the source.
         """
         return self._store(source, lambda partial: self._download(source, partial, progress))
 
     def take(self, file: Path, source: Source) -> Path:
-        """Move a file into the cache, and return its path. Raise Refused if the sha256 differs."""
+        """Move a file into the cache unless the cache has it, and return its path there.
+
+        Raises:
+            Refused: The file's sha256 differs from that of the source.
+        """
         return self._store(source, file.replace)
 
     def _store(self, source: Source, write: Callable[[Path], object]) -> Path:
-        """Return the path of a source in the cache; call `write` if the source is not there."""
+        """Return the path of a source in the cache. Call `write` unless the source is whole."""
         path = self.path(source)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without the lock, a build and `sources fetch` could write the same partial file.
@@ -148,15 +152,18 @@ class SourceCache:
             return partial.replace(path)
 
     def _describe_difference(self, source: Source, file: Path, sha256: str) -> str:
-        """Return a message that a sha256 differs, and whether the recipe may be changed.
+        """Return a message that a sha256 differs. It also states what the user can do.
 
-        The file is deleted if it is damaged. Otherwise it is kept in the cache under its actual
-        sha256.
+        The file is deleted if it is damaged, or if pip's index states another sha256. Otherwise it
+        is kept in the cache under its actual sha256.
 
         Args:
             source: The source as the recipe names it.
             file: The file that was fetched for it.
             sha256: The sha256 of that file.
+
+        Raises:
+            NotAttempted: pip's index does not offer the file any more.
         """
         difference = f"{source.origin} has sha256 {sha256}, the recipe says {source.sha256}"
         link = self._downloader.locate(source.url, source.purl)
@@ -184,7 +191,7 @@ class SourceCache:
         )
 
     def _download(self, source: Source, partial: Path, progress: Progress) -> None:
-        """Download a source from the first URL that answers."""
+        """Download a source from the first URL that sends it. Raise NotAttempted if none does."""
         reasons = []
         for url in (source.url, *source.mirrors):
             try:
@@ -258,11 +265,11 @@ class SourceCache:
         Args:
             source: A source that this cache has.
             folder: The folder of rattler-build's cache: OUTPUT/src_cache.
-            only: The paths of the files of an archive to unpack; None for all files.
-            packed: Do not unpack an archive.
+            only: The paths of the files to unpack from an archive; None for all files.
+            packed: Do not unpack the source if it is an archive.
 
         Returns:
-            The folder with the source's files.
+            The folder with the source's files, or with the file if it is not unpacked.
 
         Raises:
             ForgeError: The source has changed in this cache, or was removed from it.

@@ -2,7 +2,7 @@
 """Download files, and list the files on pip's index, with pip's network configuration.
 
 `pip download` is not used here, because for an sdist it runs setup.py, and that of flash-attn
-imports torch. Only wheels of the host base are downloaded by pip: see hostbase/lock.py.
+imports torch. pip downloads only the wheels of the host base: see hostbase/lock.py.
 """
 
 import ast
@@ -33,7 +33,7 @@ from forge.files import ADVICE
 CLIENT: Any = PyPIClient
 # The HTTP library of unearth: httpx2 for version 0.19, httpx for version 0.18.
 HTTPX = importlib.import_module(PyPIClient.__base__.__module__)
-# The exceptions for a page that is not a page of an index.
+# The exceptions for a page of an index that cannot be fetched or read.
 UNREADABLE = (
     HTTPX.HTTPError,
     ValueError,
@@ -132,7 +132,7 @@ class Client(CLIENT):
 
 @functools.cache
 def pip_settings() -> dict[str, str]:
-    """Read `pip install`'s options from its configuration files and PIP_* variables."""
+    """Read the options of `pip install` from pip's configuration files and PIP_* variables."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -179,7 +179,7 @@ class Downloader:
         """List all files of a project, including yanked ones.
 
         Raises:
-            NotAttempted: No index offers a file. The message has the reason for each index.
+            NotAttempted: No index offers a file. The message has the reasons that are known.
         """
         files: list[Package] = []
         reasons: list[str] = []
@@ -209,7 +209,7 @@ class Downloader:
             purl: The package URL if the file is on PyPI. It is then looked up on pip's index.
 
         Raises:
-            NotAttempted: The index does not have the file.
+            NotAttempted: pip's index does not offer the file.
         """
         if not purl:
             return Link(url)
@@ -223,11 +223,12 @@ class Downloader:
 
         Args:
             link: The link to the file.
-            partial: The path to write to. If it exists, only the missing bytes are downloaded.
+            partial: The path to write to. If it exists, only the missing bytes are requested.
             progress: Shows the progress; see Progress in sources.cache.
 
         Raises:
-            NotAttempted: The server does not send the file.
+            NotAttempted: The server does not send the file, the URL is invalid, or the file is too
+                large.
             Failed: The file cannot be written.
         """
         size = partial.stat().st_size if partial.exists() else 0
@@ -258,7 +259,7 @@ def _make_client(settings: dict[str, str], index_urls: list[str]) -> Client:
 
     Args:
         settings: The settings of pip.
-        index_urls: The URLs of all indexes.
+        index_urls: The URLs of the indexes that pip's settings name.
 
     Raises:
         ForgeError: A setting is invalid.
@@ -307,13 +308,13 @@ def _require_url(setting: str, url: str) -> None:
 
 
 def _expand(path: str) -> str:
-    """Replace a leading ~ by the home folder, if there is one. `path` may also be a URL."""
+    """Replace a leading ~ by the home folder if that is known. `path` may also be a URL."""
     # Path.expanduser raises RuntimeError if there is no home folder.
     return os.path.expanduser(path)  # noqa: PTH111
 
 
 def _load_certificates(settings: dict[str, str]) -> ssl.SSLContext | bool:
-    """Return pip's certificates for httpx; True for the default certificates."""
+    """Return the certificates that pip's settings name, for httpx; True if they name none."""
     bundle = settings.get("cert") or os.environ.get("REQUESTS_CA_BUNDLE")
     if not bundle:
         return True

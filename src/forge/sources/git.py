@@ -31,7 +31,7 @@ SETTINGS = {
     "protocol.allow": "never",
     "submodule.recurse": "false",
 }
-# The settings of the user that are used for a fetch: proxies, certificates and mirrors.
+# The settings of the user that are used to access a server: proxies, certificates and mirrors.
 NETWORK_SETTING = re.compile(r"(http|url)\.", re.I)
 CERTIFICATES = ("GIT_SSL_CAINFO", "GIT_SSL_CAPATH")
 # Names of settings with their values. A name may occur several times.
@@ -48,7 +48,10 @@ VARIABLES = {
 
 
 def environment(settings: Settings = ()) -> dict[str, str]:
-    """Return environment variables with which git uses only SETTINGS and `settings`.
+    """Return environment variables with which git uses SETTINGS and `settings`.
+
+    git then ignores the configuration files of the user and of the system, and inherited variables
+    GIT_* other than CERTIFICATES.
 
     Args:
         settings: Further settings. Without them, git can only read and write files, because every
@@ -69,14 +72,14 @@ def environment(settings: Settings = ()) -> dict[str, str]:
 
 
 def fetch(url: str, commit: str, repository: Path) -> None:
-    """Fetch one commit without its history. If git fails, raise NotAttempted with its reason.
+    """Fetch one commit without its history. If git fails, raise NotAttempted with git's reason.
 
     Args:
         url: The URL of a repository on a server or on this machine.
         commit: The full hash of the commit.
         repository: The bare repository to make.
     """
-    # A killed fetch may have left locks in it.
+    # A killed fetch may have left locks in the repository.
     shutil.rmtree(repository, ignore_errors=True)
     _git(repository, "init", "-q", "--bare", str(repository.absolute()))
     folder = folder_of(url)
@@ -88,7 +91,7 @@ def fetch(url: str, commit: str, repository: Path) -> None:
 
 
 def list_tags(url: str) -> list[str]:
-    """List the names of a repository's tags. If git fails, raise NotAttempted with its reason."""
+    """List the names of a repository's tags. If git fails, raise NotAttempted with git's reason."""
     command = ("ls-remote", "--tags", "--refs", "--", url)
     output = _git(None, *command, settings=_network_settings())
     return [line.partition("\trefs/tags/")[2] for line in output.splitlines()]
@@ -134,7 +137,7 @@ def _view(repository: Path, commit: str) -> Iterator[Path]:
         The new repository.
 
     Raises:
-        NotAttempted: The other repository has no such commit.
+        NotAttempted: The other repository has no such commit, or its objects cannot be found.
     """
     objects = _find_objects(repository)
     with scratch(cache_folder()) as folder:
@@ -176,7 +179,7 @@ def _copy(view: Path, commit: str, repository: Path) -> None:
 
 
 def _network_settings() -> Settings:
-    """Return the settings for a fetch from a server, including the user's network settings."""
+    """Return the settings to access a server, including the user's network settings."""
     variables = dict(os.environ)
     variables.pop("GIT_DIR", None)
     settings = []

@@ -18,7 +18,7 @@ HEADER = re.compile(r"^(?:---|\+\+\+|(?:rename|copy) (?:from|to)|diff --git) (.+
 # An absolute path, a `..`, or a character that git writes in quotes. The first two are also unsafe
 # after the first part of a path, because that part is removed.
 UNSAFE = re.compile(r"(^|[ /])/|(^|[ /])\.\.(?![^/\s])|[\x00-\x1f\"\\]")
-# Maximum characters of a header line; `diff --git` has two paths.
+# Maximum characters of the path in a header line, or of both paths after `diff --git`.
 LONGEST = 500
 # Lines that show that a patch makes or changes a link or a submodule.
 LINK = re.compile(r"^(?:(?:new|old|deleted)(?: file)? mode|index \S+) 1[26]0000", re.M)
@@ -56,7 +56,8 @@ def apply(tree: Path, files: list[Path]) -> str:
         files: The patches.
 
     Returns:
-        The reason why the first failing patch does not apply; empty if all patches apply.
+        The reason why the first failing patch does not apply, or must not be applied; empty if all
+        patches apply.
 
     Raises:
         ForgeError: A patch cannot be read as text.
