@@ -58,9 +58,10 @@ fetch() {
 }
 
 # send_missing PART FILE...: upload each FILE, a package or withdrawn.json, that the release NAME/PART lacks. The notes
-# on the missing packages are uploaded first, to the release NAME/forge. Files that the release has are not uploaded
-# again, because published files never change. A note replaces an older note of the same name. The older note is from
-# a run that was interrupted before it uploaded the package, so it describes a file that was never published.
+# on the missing packages are uploaded first, to the release NAME/forge. A file that the release has is not uploaded
+# again: a published package never changes, and `send` itself replaces an outdated withdrawn.json. A note replaces an
+# older note of the same name. The older note is from a run that was interrupted before it uploaded the package, so it
+# describes a file that was never published.
 send_missing() {
     local part=$1 present file note missing=() missing_notes=()
     shift

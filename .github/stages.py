@@ -21,7 +21,7 @@ LAYERS = len(set(re.findall(r"needs\.plan\.outputs\.layer(\d+)", WORKFLOW.read_t
 
 
 def sort_recipes(rows: list[dict]) -> dict[str, str]:
-    """Return the recipes of each job as text. The rows are those of a plan, in build order."""
+    """Return the recipes that each job builds, as text. The rows are a plan's, in build order."""
     layers: dict[str, int] = {}
     jobs: dict[str, list[str]] = {}
     for row in rows:

@@ -76,7 +76,7 @@ def format_size(count: int) -> str:
 
 
 def make_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table.
+    """Return a table in HTML.
 
     Args:
         head: The labels of the columns.
@@ -127,7 +127,7 @@ def describe_proof(record: dict[str, Any]) -> str:
 
 
 def describe_gpu_runs(sha256: str) -> str:
-    """Return lines about the validation runs on gfx1151 in which a file was installed."""
+    """Return lines about the validation runs on gfx1151 with a file; NOT_RUN if there are none."""
     lines = []
     for path in sorted((ROOT / "docs/evidence").glob("*.json")):
         run = json.loads(path.read_text())
@@ -208,7 +208,7 @@ def read_dependencies(manifest: Path) -> dict[str, Any]:
 
 
 def make_stack_rows(published: Published) -> Iterator[list[str]]:
-    """Yield a row for each stack, with our packages that the channel has and those it lacks."""
+    """Yield a row for each stack: which of our packages that it needs the channel has and lacks."""
     newest = published.find_newest()
     recipes = find_recipes()
     for path in sorted(ROOT.glob("stacks/*/pixi.toml")):
@@ -261,7 +261,8 @@ def make_withdrawn_rows(published: Published) -> Iterator[list[str]]:
 def make_commands(published: Published, manifest: Path) -> str:
     """Return commands that install the packages of this channel that a stack needs.
 
-    If the channel has none of them, the commands install all packages of the channel.
+    If the channel has none of them, the commands install all packages of the channel. If the
+    channel is empty, return a text that says so. The manifest has its address.
 
     Args:
         published: The channel.

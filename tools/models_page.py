@@ -58,8 +58,8 @@ def _make_model_table(configs: dict[str, Config], is_compared: bool) -> list[str
 
     Args:
         configs: The config.json of each model, by its name.
-        is_compared: Whether the models were compared with vLLM. If not, only their memory was
-            computed.
+        is_compared: Whether the models were compared with vLLM. If not, only their memory and the
+            tiles of their experts were determined.
     """
     head = [
         "model",
@@ -106,7 +106,7 @@ def _make_model_row(name: str, config: Config, is_compared: bool) -> list[str]:
 
 
 def _read_configs(folder: Path) -> dict[str, Config]:
-    """Read the config.json files in a folder, by the name of the model."""
+    """Read the config.json files in a folder, by the name of the model. Skip formats.json."""
     configs = {}
     for file in sorted(folder.glob("*.json")):
         if file.stem != "formats":

@@ -41,7 +41,8 @@ BUILD = [
     "--package-format",
     "conda:19",
 ]
-# Number of bytes at the end of each log that are packed. GitHub's issues accept at most 25 MB.
+# Number of bytes at the end of each log or record that are packed. GitHub's issues accept at most
+# 25 MB.
 LOG_BYTES = 256 << 10
 # Bytes on the disk that are reserved for the archive.
 ARCHIVE_BYTES = 16 << 20
@@ -68,7 +69,10 @@ def is_link(path: Path) -> bool:
 
 
 def read_end(path: Path) -> str:
-    """Return the end of a file, without secrets. If the path is a link, return an empty string."""
+    """Return the end of a file, without secrets.
+
+    Return an empty string for a link or a missing file, and the reason if a file cannot be read.
+    """
     try:
         if path.resolve() != path or is_link(path) or not path.is_file():
             return ""
@@ -192,6 +196,8 @@ class Night:
     def run(self, gpu: bool) -> bool:
         """Run all steps. If a stack fails, continue with the next one.
 
+        Stop after the build if there is no package.
+
         Args:
             gpu: Validate the stacks on the GPU.
 
@@ -210,7 +216,7 @@ class Night:
         return all(succeeded)
 
     def run_stack(self, stack: str, forge: list[str], gpu: bool) -> bool:
-        """Lock, install and validate a stack, and return whether all steps succeeded."""
+        """Lock, install and (with `gpu`) validate a stack. Return whether all steps succeeded."""
         if not self.step(f"lock-{stack}", *forge, "lock", stack):
             return False
         if not self.step(f"install-{stack}", *forge, "install", stack):

@@ -66,7 +66,7 @@ def request_api(path: str) -> Any:
         path: The part of the API's URL after `repos/`.
 
     Raises:
-        OSError: GitHub does not answer.
+        OSError: GitHub does not answer, or answers with an error.
         ValueError: The answer has more than LIMIT bytes, or is not JSON.
     """
     request = urllib.request.Request(f"{API}/repos/{path}")
@@ -94,10 +94,10 @@ def find_commit(repository: str, number: str) -> str:
 
 
 def find_release(repository: str, commit: str, merged: str) -> str:
-    """Return a description of the first release whose history has a commit.
+    """Return `in TAG` for the first release whose history has a commit, or `in no release yet`.
 
-    If a change was cherry-picked to a release branch, it has another commit there. That release is
-    not recognized.
+    Only the first RELEASES final releases after the merge are searched. If a change was
+    cherry-picked to a release branch, it has another commit there. That release is not recognized.
 
     Args:
         repository: The repository as OWNER/NAME.
@@ -137,7 +137,7 @@ def find_state(repository: str, number: str) -> str:
 
 
 def read_state(link: str) -> str:
-    """Return the state of a link's target, or UNKNOWN with the reason if GitHub does not answer."""
+    """Return the state of a link's target, or UNKNOWN and the reason why it cannot be read."""
     repository, number = LINK.fullmatch(link).groups()  # type: ignore[union-attr]
     try:
         return find_state(repository, number)

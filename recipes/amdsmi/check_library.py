@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: libamd_smi can be loaded, and comes from this environment."""
+"""Package test: libamd_smi loads from this environment; on the GPU, it also lists processors."""
 
 import sys
 from pathlib import Path

@@ -230,7 +230,7 @@ class LastKernel:
     """The kernel that was compiled last.
 
     Attributes:
-        key: A digest of everything that its MLIR depends on.
+        key: Values that identify everything that its MLIR depends on.
         module: Its MLIR module.
         context: The MLIR context of the module, which has to be kept alive.
         descriptors: The metadata of its tensor descriptors.
@@ -344,7 +344,7 @@ def in_processes(
 
 
 class Progress:
-    """Prints the number of finished rules, every PROGRESS_SECONDS and at the end."""
+    """Prints the number of finished rules, at most every PROGRESS_SECONDS, and at the end."""
 
     def __init__(self, name: str, total: int) -> None:
         self.name = name

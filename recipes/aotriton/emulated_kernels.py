@@ -68,7 +68,8 @@ def arguments(kernel: Kernel, values: dict, causal: bool) -> list:
         causal: Whether the kernel has the arguments for a window.
 
     Raises:
-        EmulatorError: No known layout fits, for example because the kernel has a bias.
+        EmulatorError: The kernel has another name than those in LAYOUTS, or no known layout fits,
+            for example because the kernel has a bias.
     """
     if kernel.name not in LAYOUTS:
         raise EmulatorError(f"{kernel.name}: not one of {', '.join(LAYOUTS)}")
@@ -115,7 +116,7 @@ def _letter_of(name: str) -> str:
 
 
 def _make_values(q, k, v, causal: bool, scale: float) -> dict:
-    """Return the values of the arguments that forward and backward kernels have in common."""
+    """Return the values of the arguments that do not depend on the kernel."""
     batch, num_heads, max_seqlen_q, head_dim = q.shape
     _, num_kv_heads, max_seqlen_k, _ = k.shape
     values = {

@@ -43,7 +43,7 @@ def measure(image: Path, disassemble: bool) -> list[kernel_costs.Kernel]:
         disassemble: Count matrix instructions. If False, their number is 0.
 
     Raises:
-        CheckFailed: The file is not an image.
+        CheckFailed: The file is not an image, or the emulator finds another number of kernels.
         strix_emulate.errors.EmulatorError: A kernel cannot be read.
     """
     names = [kernel.name for kernel in kernels(image.read_bytes())]

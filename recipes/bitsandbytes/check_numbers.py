@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: compare the results of bitsandbytes with float64, on the GPU if there is one.
+"""Package test: compare bitsandbytes with float64, on the CPU and, if there is one, on the GPU.
 
 Quantisation must choose, for each scaled number, the code with the nearest value. For products,
 gradients and optimiser steps, the float64 reference is computed from the quantised codes on the
-device, so that the quantisation error does not hide a fault. On the CPU, only the package's own
-library is checked.
+device, so that the quantisation error does not hide a fault. The only exception is the gradient of
+trained 8-bit weights. On the CPU, only the package's own library is checked.
 """
 
 import ctypes
@@ -118,7 +118,7 @@ def require_close(result, expected, dtype, case) -> None:
 
 
 def check_blockwise(device: str, draw) -> int:
-    """Check quantisation with all block sizes.
+    """Check quantisation with each block size that a kind of quantisation supports.
 
     The second block of the numbers is all zeros, and the last block is short.
 
@@ -194,7 +194,10 @@ def dequantise_weight(layer: bnb.nn.Linear4bit, kind: str) -> torch.Tensor:
 
 
 def check_linear_4bit(device: str, draw) -> int:
-    """Check Linear4bit with up to 8 rows (the fused kernel) and with 9, and its gradient with 9."""
+    """Check gemv_4bit, and Linear4bit with 1 to 8 rows (the fused kernel) and with 9.
+
+    The gradient of Linear4bit is checked with 9 rows.
+    """
     cases = 0
     # columns, size of a block, whether scales are quantised, kind
     # The fused kernel takes 1,024 columns of a row in each iteration of its loop.

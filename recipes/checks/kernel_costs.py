@@ -11,8 +11,8 @@ strix_validate.precompiled.costs describes each of them.
     python kernel_costs.py compare PACKAGE PACKAGE
 
 PACKAGE is the name of an installed package of kernels, or the path of a kernels.json. The actions
-`check` and `compare` exit with status 1 if a kernel of the first argument costs more in the second
-argument, or is missing there.
+`check` and `compare` exit with status 1 if a kernel costs more in the second argument than in the
+first, or if the second has no kernel for a problem of the first.
 """
 
 import csv
@@ -131,10 +131,11 @@ def write_list(file: Path, kernels: Iterable[Kernel]) -> None:
 
 
 def find_growth(old: Iterable[Kernel], new: Iterable[Kernel]) -> list[str]:
-    """Return a line for each kernel of `old` that costs more in `new`, or is missing there.
+    """Return a line for each kernel of `new` that costs more than in `old`.
 
-    If the configuration of a kernel has changed, the kernel is compared with the worst old
-    configuration for its problem. Problems that are not in `old` are not compared.
+    There is also a line for each problem of `old` for which `new` has no kernel. If `old` lacks the
+    configuration of a kernel, each cost of the kernel is compared with the worst in `old` for its
+    problem. Problems that are not in `old` are not compared.
     """
     new_kernels = _by_problem(new)
     lines = []

@@ -3,9 +3,9 @@
 
     python check_kernels.py PACKAGE [CALLS]
 
-Each file must have the hash in the package's list. Each code object must be for the GPU. CALLS is
-the number of calls whose kernels are compiled again, by default 4. For each of these kernels, the
-package must have an identical code object.
+Each file must have the hash in the package's list, and no path in site-packages. Each code object
+must be for the GPU. CALLS is the number of calls whose kernels are compiled again, by default 4.
+For each of these kernels, the package must have an identical code object.
 """
 
 import hashlib

@@ -43,7 +43,7 @@ prune() {
     echo 'build install: phony' > build/build.ninja
     find build -type f ! -name build.ninja ! -name CMakeCache.txt ! -name '*compile_commands.json' \
         ! -path '*/proto/*.py' -delete
-    # Keep the files of submodules that setup.py needs: CMakeLists.txt and licences.
+    # Keep the files of third_party that setup.py needs: valgrind-headers, Python files, CMakeLists.txt and licences.
     find third_party -type f ! -path '*/valgrind-headers/*' ! -name '*.py' ! -name CMakeLists.txt \
         ! -ipath '*licen[cs]e*' ! -iname 'copying*' ! -iname 'notice*' -delete
 }

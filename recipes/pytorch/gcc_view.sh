@@ -16,7 +16,7 @@ make_gcc_view() {
     ln -sfn "$(dirname "$("$CXX" -print-file-name=libstdc++.so)")" "$root/lib"
 }
 
-# header_folder NAME: print the folder in which $CXX finds a header of its own
+# header_folder NAME: print the folder in which $CXX finds the header NAME of its C++ library
 header_folder() {
     local -a files
     read -ra files < <(echo "#include <$1>" | "$CXX" -x c++ -M - | tr -d '\\\n')

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # shellcheck shell=bash disable=SC2034  # build.sh reads these
 # torch's build options. Each option is passed to CMake with -D. Those in `switches` are also passed to setup.py as
-# environment variables. The -D options are necessary, because torch 2.13's CMake files read all environment variables as
-# one list. If a variable such as CMAKE_ARGS has a semicolon in its value, other variables can be lost
+# environment variables. The -D options are necessary, because torch 2.13's CMake files read all environment variables
+# as one list. If a variable such as CMAKE_ARGS has a semicolon in its value, other variables can be lost
 # (pytorch/pytorch#190800).
 export ROCM_PATH="$PREFIX/opt/rocm"
 export HIP_CLANG_PATH="$ROCM_PATH/lib/llvm/bin"
@@ -91,6 +91,6 @@ hip_clang=$("$HIP_CLANG_PATH/clang++" --version)
 export CCACHE_NAMESPACE="${hip_clang%%$'\n'*}"
 export CCACHE_IGNOREOPTIONS="--rocm-device-lib-path=* --gcc-install-dir=*"
 
-# Set MAX_JOBS, with which setup.py runs ninja again.
+# Set MAX_JOBS for build.sh, and for setup.py, which runs ninja again.
 # shellcheck source=recipes/checks/max_jobs.sh
 source checks/max_jobs.sh

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Package test: check torch's configuration and computations on a machine without a GPU.
+"""Package test: check torch's configuration, and computations that need no GPU.
 
 usage: test_without_gpu.py ROCM_VERSION
 """

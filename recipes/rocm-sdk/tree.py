@@ -6,8 +6,8 @@ COMMIT is the commit of TheRock from which the archive must be built. Every lice
 to the folder LICENSES.
 
 ELF files are not changed, because patchelf and strip would break libraries whose kernels are in
-.kpack files. RULES assigns each file to exactly one package. The file SHA256SUMS, in the package
-core, has the hash of every file, so that the installed files can be verified later.
+.kpack files. Each file belongs to one package or is dropped: see RULES. The file SHA256SUMS, in the
+package core, has the hash of every other file, so that the installed files can be verified later.
 
 Each package unpacks the archive again, and keeps only its own files. If one tree were staged for
 all packages, it would be on the disk four times while the largest package is made.
@@ -85,7 +85,7 @@ RUNTIME_LINKS = [
 
 # The package of each path, or "drop". The first matching pattern decides. As in fnmatch, `*` also
 # matches slashes. A link `lib/libX.so` is for the linker, so it belongs to devel, unless OPENED has
-# it (see find_part). A file with such a name is a plugin and belongs to libraries.
+# it (see find_part). A file, not a link, with such a name is a plugin. The patterns decide for it.
 RULES: list[tuple[str, tuple[str, ...]]] = [
     # folders of older trees, which are not needed at run time or by a compiler
     ("drop", ("libhipcxx/*", "src/*", "tests/*")),
@@ -252,7 +252,7 @@ def check_manifest(tree: Path, commit: str) -> list[str]:
 
 
 def check_names(tree: Path) -> list[str]:
-    """Raise Refused if a file matches no rule, or if a link is absolute or dangling."""
+    """Raise Refused if a file matches no rule, or if a link to keep is absolute or dangling."""
     faults = []
     for name, path in list_files(tree).items():
         try:
@@ -283,7 +283,7 @@ def prune(tree: Path) -> list[str]:
     tests, which are dropped. CHOLMOD is removed if nothing needs it, because it is under the GPL.
 
     Returns:
-        The names of the removed files.
+        The names of the removed files and links.
     """
     removed = []
 
@@ -558,12 +558,15 @@ def stage(prefix: Path, commit: str) -> list[str]:
 
 
 def keep_part(prefix: Path, part: str, licenses: Path) -> None:
-    """Remove the files of the other packages from the staged tree.
+    """Copy the licence texts, and remove the files of the other packages from the staged tree.
 
     Args:
         prefix: The prefix.
         part: The package whose files are kept.
         licenses: The folder to which every licence text is copied.
+
+    Raises:
+        Refused: The tree has no licence text, or no file of the package.
     """
     texts = collect_licenses(prefix / ROOT, licenses)
     count = 0

@@ -8,7 +8,8 @@ HIPFLAGS="$HIPFLAGS --sysroot=$("$CXX" -print-sysroot)"
 export HIPFLAGS
 export CMAKE_PREFIX_PATH="$PREFIX:$PREFIX/opt/rocm/lib/cmake:$PREFIX/opt/rocm"
 export CMAKE_GENERATOR=Ninja CMAKE_BUILD_TYPE=Release CMAKE_BUILD_PARALLEL_LEVEL="$CPU_COUNT"
-# CMake would look for pkg-config first in CMAKE_PREFIX_PATH, where FFmpeg's requirements may have installed another one.
+# CMake would look for pkg-config first in CMAKE_PREFIX_PATH, where FFmpeg's requirements may have installed another
+# one.
 export PKG_CONFIG="$BUILD_PREFIX/bin/pkg-config"
 
 # Use the FFmpeg in the host environment, the LGPL variant. Without this variable, the build would download FFmpeg.

@@ -2,8 +2,8 @@
 """Package test: compile a kernel for gfx1151 without a GPU, and check its code object.
 
 The test detects a Triton without the AMDGPU target, lld or the device libraries, and an AMD backend
-that falls back to another architecture. It also requires an exception for types for which gfx11 has
-no instructions.
+that falls back to another architecture. It also requires an exception for conversions of the types
+fp8e4b8 and fp8e5b16, and that a conversion from fp8e4nv is compiled.
 """
 
 import triton

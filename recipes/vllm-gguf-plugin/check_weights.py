@@ -56,7 +56,7 @@ def load(config, name: str, weight: torch.Tensor) -> torch.Tensor:
 
     Args:
         config: The model's configuration.
-        name: The tensor's name, without the prefix up to `self_attn`.
+        name: The tensor's name, without the prefix `model.layers.0.self_attn.`.
         weight: The tensor in the file.
     """
     named = [(f"model.layers.0.self_attn.{name}", weight)]

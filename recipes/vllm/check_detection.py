@@ -59,7 +59,7 @@ class Case:
     """A machine, and the choices that vLLM must make on it.
 
     Attributes:
-        nodes: The nodes of KFD.
+        nodes: For each node of KFD, the content of its file `properties`, or FOLDER.
         expected: The expected choices; other choices are not compared.
         amdsmi: The kind of the amdsmi module; see `fake_amdsmi`.
         is_rocm: Whether torch is a ROCm build.
@@ -227,7 +227,7 @@ def select_platform(sys_class: str, amdsmi: str, is_rocm: bool, source: Path | N
 
 
 def detect(name: str, sys_class: str, source: Path | None) -> dict:
-    """Return vLLM's choices in this process.
+    """Return vLLM's choices in this process. For the case COMMAND, also run the command.
 
     Args:
         name: The name of the case.

@@ -219,7 +219,7 @@ def round_to_nf4(weights: Weights) -> Weights:
 
 
 def load_in_four_bits(model: LlamaForCausalLM, device: str) -> LlamaForCausalLM:
-    """Save the model, and let bitsandbytes load it again with its weight matrices in NF4."""
+    """Save the model, and let bitsandbytes load it again with its layers' matrices in NF4."""
     dtype = model.dtype
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype

@@ -36,7 +36,7 @@ _STATES = {
     "refused": "these entry points print their names and return hipErrorNotSupported. All later "
     "calls then fail",
 }
-#: Entry points that always return hipErrorNotSupported in clr's sources.
+#: Entry points that always return hipErrorNotSupported in the sources of clr, AMD's HIP runtime.
 _ABSENT = {
     "hipCtxGetApiVersion",
     "hipCtxGetCacheConfig",

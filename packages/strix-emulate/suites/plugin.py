@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 #: Errors of HIP after which the device executes nothing more, each with the outcome of the case
-#: that causes it: 2 means that the emulator is out of memory, 700 a trap other than abort(), 719
-#: abort(), 801 an unsupported call, and 999 a fault of the emulator.
+#: that causes it. The error 2 means that the emulator is out of memory, 700 a trap other than
+#: abort(), 719 abort(), 801 an unsupported call, and 999 a fault of the emulator.
 _LASTING = {2: "error", 700: "trapped", 719: "error", 801: "refused", 999: "error"}
 #: Part of Triton's messages about a type that the GPU does not support.
 _REFUSES = "not supported in this architecture"

@@ -28,8 +28,8 @@ _REPORTS = {
     re.compile(r"^.*\): FAIL$|^\[\w+\] .*\): FAIL$"): "wrong",
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-#: Messages of the device after which it executes nothing more, and the outcome of the case. An
-#: error hipErrorNotSupported without such a message is AMD's own answer.
+#: Messages of the device after which it executes nothing more, each with the outcome of the case
+#: that causes it. An error hipErrorNotSupported without such a message is AMD's own answer.
 _LOST = {
     "strix-emulate: trap in": "trapped",
     "; all later calls fail": "refused",

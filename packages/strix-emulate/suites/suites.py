@@ -31,7 +31,7 @@ OUTCOMES = ("passed", "skipped", "refused", "trapped", "wrong", "error", "ended"
 #: ended, so they are lost if this program is killed before.
 BATCH = 40
 #: Command that starts a program on the device. The budget of 10**12 wave-instructions is so large
-#: that a launch counts as hung only after a time limit.
+#: that only a time limit, that of the case or of the device, ends a launch that hangs.
 DEVICE = [sys.executable, "-m", "strix_emulate", "device", "--budget", str(10**12), "--"]
 
 
@@ -75,7 +75,7 @@ def requirements(suite: dict) -> list[str]:
 
 
 def choose(cases: list[str], count: int) -> list[str]:
-    """Return `count` of the cases, at even distances in their list."""
+    """Return `count` of the cases, at even distances in their list; all if there are no more."""
     if count >= len(cases):
         return cases
     return [cases[i * len(cases) // count] for i in range(count)]

@@ -52,8 +52,8 @@ class Library:
     Attributes:
         needed: The sonames of the libraries that the file is linked with.
         defined: The names of the symbols that the file defines.
-        required: The name, type, library and version of each symbol that the file requires. The
-            library and the version are empty if the file does not state them.
+        required: The name, type, library and version of each symbol that the file requires, except
+            for weak symbols. The library and the version are empty if the file does not state them.
     """
 
     needed: list[str]
