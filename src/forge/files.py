@@ -223,7 +223,7 @@ def remove_all(paths: Iterable[Path]) -> list[Path]:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    return [path for path in paths if not path.exists()]
+    return [path for path in paths if not os.path.lexists(path)]
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from forge.conda.local import LocalChannel, Record
 from forge.envs import lockfile
 from forge.envs.workspace import Workspace
 from forge.errors import Failed, ForgeError, NotAttempted
-from forge.files import copy_whole, read_text
+from forge.files import copy_whole, read_text, remove_all
 from forge.project import Project
 from forge.recipes.plan import RecipeSet
 
@@ -247,3 +247,18 @@ def test_an_index_that_is_said_not_to_have_changed(channel: Path, tmp_path: Path
     ):
         workspace(tmp_path / "app", url).lock()
     assert raised.value.exit_code == 3
+
+
+def test_a_link_to_nothing_that_stays_is_not_called_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("nothing")
+
+    def refuse(_: Path) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        assert remove_all([link]) == []
+    assert remove_all([link]) == [link]
