@@ -30,8 +30,8 @@ from strix_validate.reporting.terminal_table import show
 from strix_validate.runner import NoSuchCheck, refuse_misspelt, run
 from strix_validate.tiers import TIERS
 
-#: Seconds between two writes of the record during a run. A record can have megabytes, so it is not
-#: written after each check. A killed run loses at most the results of these seconds.
+#: Minimum seconds between two writes of the record during a run. A record can have megabytes, so it
+#: is not written after each check. A killed run loses the results since the last write.
 SECONDS_BETWEEN_WRITES = 5.0
 
 
@@ -284,7 +284,7 @@ def _make_progress(console: Console) -> Progress:
 
 
 def _make_progress_handler(progress: Progress, evidence: Path | None) -> Callable[[Record], None]:
-    """Return a function that shows a record's progress, and writes it every few seconds.
+    """Return a function that shows a record's progress, and writes the record every few seconds.
 
     Args:
         progress: The progress bar.

@@ -73,7 +73,8 @@ def time_call(
         device: "cpu", or torch's name of a GPU.
         budget_ms: The time that all timed calls may take, in milliseconds. The warm-up is not
             included.
-        with_kernels: Whether to name the kernels that ran, which takes the profiler a second.
+        with_kernels: Whether to name the kernels that ran on a GPU, which takes the profiler a
+            second.
     """
     if device == "cpu":
         return _summarise(_time_on_cpu(function, budget_ms))

@@ -10,18 +10,19 @@ from strix_validate.checks import Check, Result, State, make_result
 from strix_validate.soak.story import LOADS, StepRecord, Story
 from strix_validate.soak.telemetry import COLUMNS
 
-#: The GPU counts as throttled if the clock or the rate of a turn is below this share of the first
-#: turn's clock or rate.
+#: The GPU counts as throttled if a load's median clock or rate in a turn is below this share of the
+#: median in the load's first turn.
 CLOCK_SHARE = 0.7
 #: Loads whose speed depends on the GPU alone. The server's speed depends on its scheduler too.
 _GPU_LOADS = ("attention", "product", "copy")
 #: GPU loads whose speed is limited by the clock. The speed of copies is limited by memory.
 _CLOCKED_LOADS = ("attention", "product")
-#: Growth in MiB, from the first quarter of the soak to the last, that counts as a leak if each
-#: quarter needs more memory than the one before it.
+#: More growth of memory than this, in MiB, counts as a leak if the median grows from each quarter
+#: to the next. The growth is that from the first to the last quarter of the samples after the loads
+#: are prepared.
 _LEAK_MIB = 128.0
-#: Growth of errors, from the first quarter of a load's steps to the last, that counts as a drift:
-#: the factor, and the minimum growth as a share of the bound.
+#: The growth of a load's median error, from the first quarter of its steps to the last, counts as a
+#: drift if it exceeds both a factor, and a difference that is a share of the bound.
 _DRIFT_FACTOR = 1.5
 _DRIFT_FLOOR = 0.02
 #: Minimum numbers of samples and of steps for a comparison of quarters.
@@ -86,7 +87,10 @@ CHECKS = [WHOLE, *RESULTS.values(), DRIFT, THROTTLING, MEMORY, KERNEL, SENSORS]
 
 
 def judge(story: Story) -> list[Result]:
-    """Return the results so far. WHOLE has a result only if the soak ended uninterrupted."""
+    """Return the results so far.
+
+    WHOLE has no result while the soak runs, or if it was interrupted.
+    """
     if story.unable:
         return [Result(check, State.SKIPPED, story.unable) for check in CHECKS]
     results = [_judge_results(story, name, check) for name, check in RESULTS.items()]
@@ -152,7 +156,7 @@ def _describe_fault(step: StepRecord) -> str:
 
 
 def find_quarter_medians(values: Sequence[float]) -> list[float]:
-    """Return the medians of the four quarters of a series."""
+    """Return the medians of the four quarters of a series of at least four values."""
     size = len(values) / 4
     medians = []
     for number in range(4):
@@ -250,7 +254,10 @@ class _Series:
 
 
 def _list_series(story: Story) -> Iterator[_Series]:
-    """Yield the rate of each load in _GPU_LOADS, and the clock if it limits the load."""
+    """Yield the rate of each load in _GPU_LOADS, and the clock if it limits the load.
+
+    A load that completed no step is left out.
+    """
     for name in _GPU_LOADS:
         steps = story.steps.get(name)
         if not steps:
@@ -264,10 +271,10 @@ def _list_series(story: Story) -> Iterator[_Series]:
 
 
 def _group_by_turn(values: Iterable[tuple[int, float, float | None]]) -> list[_Turn]:
-    """Return the turns of a series.
+    """Return the turns of a series. A turn without values is left out.
 
     Args:
-        values: For each sample, the number of the turn, the second, and the value.
+        values: For each sample, the number of the turn, the second, and the value or None.
     """
     begins: dict[int, float] = {}
     by_turn: dict[int, list[float]] = {}
@@ -351,12 +358,13 @@ def thin_samples(story: Story, points: int = POINTS) -> dict[str, list]:
 
     Args:
         story: The course of the soak.
-        points: The maximum number of points; each is the mean over a span of seconds.
+        points: The maximum number of points; each stands for a span of consecutive samples.
 
     Returns:
         Columns by name. The sensors' columns and process_mib have the mean of each span. minutes is
         the beginning of each span, and load is the load that runs then. speed is the median rate of
-        the turn in which the span ends, as a share of the rate in the first turn of the same load.
+        the turn in which the span ends, as a share of the median rate in the first turn of the same
+        load. A missing value is None.
         events has the times of events in minutes, at most as many as points.
     """
     span = max(1, math.ceil(len(story.samples) / points))

@@ -9,10 +9,11 @@ output:
     {"device": ..., "name": "cuda"}              once: the device that torch opened
     {"unable": "torch sees no GPU"}              no load can run; the process ends
     {"prepare": "product", "description": ..., "unit": ...}
+                                                 the preparation of the load begins
     {"turn": 3, "load": "product"}               the load begins its turn
     {"step": 41, "load": "product", "rate": ..., "work": ..., "results": ..., "changed": ...,
      "error": ..., "fault": ""}                  a step ended; see loads.Step
-    {"failed": "RuntimeError: ..."}              a load failed; the process ends
+    {"failed": "RuntimeError: ..."}              an exception was raised; the process ends
 """
 
 import json
@@ -94,7 +95,7 @@ def main(arguments: str) -> None:
     except CannotRun as reason:
         _write(report, unable=str(reason))
     except Exception as error:
-        # A library of the GPU may raise any exception, and each one is a result of the soak.
+        # A GPU library may raise any exception, and each exception is a result of the soak.
         message = f"{type(error).__name__}: {error}"
         _write(report, failed=message[:500])
 

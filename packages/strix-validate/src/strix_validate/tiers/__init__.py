@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tiers: groups of checks that a run selects, one module each.
 
-Each module that TIERS names defines ``TIER``, an instance of :class:`Tier`. That class is the whole
-contract between a tier and strix_validate.runner. To add a tier, write its module and name it in
-TIERS.
+Each module that TIERS names defines ``TIER``, an instance of :class:`Tier`, whose functions
+strix_validate.runner calls. To add a tier, write its module and name it in TIERS and, where they
+apply, in QUICK, ON_DEVICE and GROUPS.
 """
 
 import importlib
@@ -95,7 +95,8 @@ def check_from_purpose(check_id: str, purpose: str) -> Check:
 
     Args:
         check_id: Unique id, such as "backend/versions".
-        purpose: The bug that the check would catch, with a link.
+        purpose: The title as the first sentence, then the bug that the check would catch, with a
+            link.
     """
     title = purpose.split(". ")[0]
     return Check(check_id, title, purpose)

@@ -48,7 +48,8 @@ HARMFUL = {
     "PYTORCH_NO_HIP_MEMORY_CACHING": "makes torch allocate memory anew for every tensor",
 }
 #: Values of these variables that change nothing: the GPU's own version, and 0, which turns a
-#: setting off. torch does not read the value of PYTORCH_NO_HIP_MEMORY_CACHING.
+#: setting off. PYTORCH_NO_HIP_MEMORY_CACHING has no such value, because torch reads only whether
+#: the variable is set.
 _HARMLESS = {
     "HSA_OVERRIDE_GFX_VERSION": REQUIRED["__amdgpu_arch"],
     "TORCH_ROCM_FA_PREFER_CK": "0",
@@ -184,7 +185,7 @@ def environment(options: RunOptions) -> Result:
         if name.startswith(_PREFIXES):
             # a record must not contain a path of the machine
             reported[name] = "a path" if "/" in value else value
-    # on a GPU of another vendor these variables have no effect
+    # a torch that was not built for ROCm ignores these variables
     message = "; ".join(harmful)
     if harmful and torch.version.hip:
         return Result(PLACEHOLDER, State.FAILED, message, reported, Severity.ERROR)

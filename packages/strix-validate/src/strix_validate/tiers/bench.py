@@ -3,8 +3,8 @@
 
 Only the operations of matrix products count, and a multiply-add counts as two. For B sequences of S
 tokens, H heads and head dim D, a forward pass has 4·B·H·D·pairs operations (q k^T and weights·v),
-where pairs is S·S, or S·(S+1)/2 with a causal mask. A backward pass has 2.5 times as many: five
-products instead of two, because the scores are recomputed. The script in
+where pairs is S·S, or S·(S+1)/2 with a causal mask, or S for a decoding step. A backward pass has
+2.5 times as many: five products instead of two, because the scores are recomputed. The script in
 https://github.com/lhl/strix-halo-testing counts twice as many operations. Decoding is bound by
 memory, so the rate at which keys and values are read is recorded too.
 """
@@ -64,7 +64,7 @@ class Work:
     queries: int = 0
 
     def shapes(self) -> list[tuple[int, int, int, int]]:
-        """Return the shapes of q, k, v and grad_out: (batch, heads, seqlen, head_dim)."""
+        """Return the shapes of q, k, v and grad_out, each (batch, heads, tokens, head_dim)."""
         q = (self.batch, self.heads, self.queries or self.seqlen, self.head_dim)
         k = (self.batch, self.kv_heads or self.heads, self.seqlen, self.head_dim)
         return [q, k, k, q]

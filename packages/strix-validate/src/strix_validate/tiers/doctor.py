@@ -40,7 +40,8 @@ def examine(selected: list[Check], tree: Tree, weights: int = 0) -> Iterator[Res
     Args:
         selected: Checks of this tier.
         tree: The files of the machine.
-        weights: Size of a model's weights in bytes. vLLM's memory flags are computed for it.
+        weights: Size of a model's weights in bytes, for which vLLM's memory flags are computed; 0
+            if unknown.
     """
     options = RunOptions(root=tree.root, weights=weights)
     return run_each(selected, options, _bodies(tree))
@@ -61,7 +62,7 @@ def _find(
     return function(tree)
 
 
-#: The checks, in the order in which they are printed.
+#: The functions of the checks, in the order in which the checks are printed.
 _FINDINGS: tuple[Callable[..., Result], ...] = (
     hardware.gpu,
     hardware.pixi,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Execute gfx1151 code objects of flash-attn, vLLM and other packages under emulation.
 
-This works on any machine. strix-emulate executes the instructions that the real call path compiles,
-forward and backward. If a check passes, the results were correct under emulation. This proves
-nothing about timing or about a real gfx1151.
+This needs no GPU. strix-emulate executes the instructions that the real call path compiles, in the
+forward pass and, where a call has one, in the backward pass. If a check passes, the results were
+correct under emulation. This proves nothing about timing or about a real gfx1151.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def checks() -> list[Check]:
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check.
 
-    This needs libLLVM, triton, and a package or vLLM's source. It needs no GPU.
+    This needs libLLVM, triton, and the checked packages or vLLM's source. It needs no GPU.
     """
     yield from package_checks.run("emulated", selected, options, "emulate", judge)
 
@@ -38,8 +38,8 @@ def judge(
 ) -> Result:
     """Fail a call that raised an exception, returned a wrong number, or executed no kernel.
 
-    LLVM can drop a wait that a barrier needs. A call is skipped if it is correct only after the
-    emulator has put such waits back. skips.toml names the calls for which this is expected.
+    LLVM can drop a wait that a barrier needs. A check is skipped if its call is correct only after
+    the emulator has put such waits back. skips.toml names the checks for which this is expected.
     """
     if answer.error:
         return Result(check, State.FAILED, ": ".join(answer.error))

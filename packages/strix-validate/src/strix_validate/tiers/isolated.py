@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run checks in a child process that may crash, hang, or lose its GPU.
 
-After an illegal memory access, every later call of the same process fails, and a crash would end
-the run. So a child stops at its first failure, and a new child runs the remaining checks.
+After an illegal memory access, every later GPU call of the same process fails, and a crash would
+end the run. So a child stops at its first failure, and a new child runs the remaining checks.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def _run_child(
     environment: Mapping[str, str],
     limit: float,
 ) -> tuple[list[Result], str]:
-    """Run checks in a child process; return its results, and how it ended."""
+    """Run checks in a child process; return its results, and how it ended, with its last output."""
     with tempfile.TemporaryDirectory() as folder:
         request_file = Path(folder, "request")
         result_file = Path(folder, "results")

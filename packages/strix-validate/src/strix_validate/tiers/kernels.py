@@ -30,7 +30,7 @@ def checks() -> list[Check]:
 def run(selected: list[Check], options: RunOptions) -> Iterator[Result]:
     """Yield one result per selected check.
 
-    This needs triton, and a package or vLLM's source. It needs no GPU.
+    This needs triton, and the checked packages or vLLM's source. It needs no GPU.
     """
     yield from package_checks.run("kernels", selected, options, "compile", judge_products)
 
@@ -43,7 +43,8 @@ def judge_products(
 ) -> Result:
     """Fail a call if a kernel has a fault, or if too few of its kernels use the matrix unit.
 
-    The field `products` of a VllmCall or PackageCall is the required number of such kernels. A call
+    A call fails too if it raised an exception, or if no kernel was compiled. The field `products`
+    of a VllmCall or PackageCall is the minimum number of kernels that use the matrix unit. A call
     of flash-attn is judged by :func:`judge` instead.
     """
     del expected

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Check operations other than attention: matrix products, factorisations, convolutions and so on.
 
-Each group of checks runs in a child process, because some of the bugs that it looks for crash the
-process; see strix_validate.tiers.isolated.
+Each group of checks runs in child processes of its own, because some of the bugs that the checks
+look for crash the process; see strix_validate.tiers.isolated.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def checks() -> list[Check]:
 
 
 def applies(check: Check, options: RunOptions) -> bool:
-    """Return False for a check of a find mode of MIOpen on a CPU, where it changes nothing."""
+    """Return False on a CPU for a check that sets MIOpen's find mode, which has no effect there."""
     if options.device == "cuda" or check not in convolution.checks():
         return True
     environment = convolution.MODES[convolution.get_mode(check)]

@@ -30,7 +30,10 @@ _PRODUCT_OPERATIONS = 2 * _PRODUCT_SIZE**3
 
 
 def peak_tflops(arch: str, units: int, clock_mhz: float) -> float | None:
-    """Return the peak rate in 10^12 fp16 operations per second; None if a value is unknown."""
+    """Return the peak rate in 10^12 fp16 operations per second.
+
+    The result is None if the operations per clock of the architecture, or the clock, are unknown.
+    """
     per_clock = _OPERATIONS_PER_CLOCK.get(arch.split(":")[0])
     if not per_clock or not clock_mhz:
         return None

@@ -109,7 +109,7 @@ def _judge_users_server(
     silences: list[Silent],
     options: RunOptions,
 ) -> dict:
-    """Judge the user's server.
+    """Run a check of the user's server, and return its measurements.
 
     Args:
         name: Key of USER_CHECKS.

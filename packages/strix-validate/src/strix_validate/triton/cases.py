@@ -11,7 +11,8 @@ Three terms have the same meaning for flash-attn, vLLM and the other packages:
   return. In float64 they are the reference. In a smaller dtype they are the results of a correct
   kernel of that dtype. For TERMS they are magnitudes; rounding errors are in proportion to them.
 
-:func:`make` builds a call only when its case runs. The same seed gives the same random numbers.
+:func:`make` builds a call only when its case runs. The call's random numbers depend on the case's
+name and on the seed of the run.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -109,6 +110,8 @@ def choose(
 
 def make(name: str, case: Case) -> tuple[Any, Expected]:
     """Build a case's call, and the function that computes the tensors that the call must return.
+
+    The function is None if the call is only compiled.
 
     Args:
         name: The case's name. With the seed of the run, it determines the random numbers.

@@ -62,7 +62,7 @@ def _build_arguments(
     values: dict[str, Any],
     storages: dict[int, np.ndarray],
 ) -> list:
-    """Return the kernel's arguments: buffers for tensors, and numbers.
+    """Return the kernel's arguments: buffers for tensors, otherwise numbers or None.
 
     Args:
         signature: Triton's types, by name of the parameter.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Add to Triton's interpreter the features that only compiled kernels have.
+"""Add to Triton's interpreter what the checked kernels need and only compiled kernels have.
 
 The change affects the whole process.
 """

@@ -131,7 +131,7 @@ def run(
         variables: Environment variables of the child process, besides the inherited ones.
 
     Raises:
-        ChildError: The child crashed, could not import the library, or exceeded _LIMIT.
+        ChildError: The child crashed, could not prepare the library, or exceeded _LIMIT.
         CannotRun: The mode is "emulate", and no disassembler for gfx1151 was found.
     """
     with tempfile.TemporaryDirectory() as folder:

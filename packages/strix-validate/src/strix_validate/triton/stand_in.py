@@ -56,7 +56,7 @@ class InterceptedLaunch:
     is_warmup: bool
 
     def values(self) -> dict[str, Any]:
-        """Return the kernel's arguments by name, including defaults."""
+        """Return the kernel's arguments by name, including defaults, and the launch options."""
         values = dict(zip(self.function.arg_names, self.args, strict=False))
         values |= self.options
         for parameter in self.function.params:
@@ -271,7 +271,7 @@ def report_keys(on_key: Callable[[str], None]) -> None:
 
 
 def skip_products() -> None:
-    """Make torch's matrix products on the CPU return without computing anything.
+    """Make torch's mm, and addmm with `out`, return on the CPU without computing anything.
 
     The last layer of liger-kernel multiplies by the weights of a whole vocabulary, which takes long
     on a CPU. In the modes that use this function, nothing reads the result.

@@ -39,7 +39,8 @@ class BlockType(NamedTuple):
         size: Number of bytes in a block.
         halves: Offsets in bytes of the block's float16 numbers. The first is the scale of the
             codes. A second one is the offset (q4_1, q5_1), the scale of the offsets (q2_k, q4_k,
-            q5_k), or a sum that dequantization does not use (q8_1).
+            q5_k), or a sum that dequantization does not use (q8_1). For iq1_m, the tuple is empty,
+            because the bits of its scale are spread over the block.
     """
 
     number: int

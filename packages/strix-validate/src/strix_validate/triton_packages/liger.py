@@ -451,8 +451,8 @@ COMPUTED = {
     ),
     **model_cases(),
 }
-#: Cases that a GPU does not compute in bfloat16. In 16 bits, logits as low as these are too coarse
-#: for a judgement of the results.
+#: Cases that a GPU does not compute in bfloat16. In 16 bits, logits as low as those of loss-low are
+#: too coarse for a judgement of the results.
 FLOAT16_OR_32 = ("loss-low",)
 #: The sizes of these cases give each thread at least one element. With smaller sizes, some threads
 #: repeat the elements of other threads, and may read elements that the other threads have already

@@ -5,7 +5,8 @@ A library is a module that lists cases: vllm_checks, flash_cases, or a module of
 for another package. It defines:
 
 - MODULE: The name under which the library is imported; for vLLM, its name in titles.
-- PREFIX: The beginning of its checks' names. By default it is the module's name and a hyphen.
+- PREFIX: The beginning of its checks' names. By default it is the last part of the listing module's
+  name, and a hyphen.
 - COMPILED: Cases that are only compiled, by name.
 - COMPUTED: Cases that the interpreter or a GPU computes. A GPU computes each of them in bfloat16 as
   well, unless its name matches a pattern in FLOAT16_OR_32.

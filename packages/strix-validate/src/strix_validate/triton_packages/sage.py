@@ -150,7 +150,8 @@ class _Reference:
     def compute_mean(self, keys: Tensor) -> Tensor:
         """Return the mean that is subtracted from a sequence's keys, in their dtype.
 
-        If sequences are packed, it is the mean of the keys of all sequences.
+        If sequences are packed, it is the mean of the keys of all sequences. If keys are not
+        smoothed, it is 0.
         """
         if not self.smooth:
             return torch.zeros_like(keys[:1])

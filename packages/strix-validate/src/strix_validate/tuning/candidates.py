@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """List the problems to tune for a model, and select the configurations worth measuring.
 
-A problem is a kernel with one shape.
+A problem is a kernel of attention with one shape, or the two products of a layer of experts for one
+number of tokens.
 """
 
 import contextlib
@@ -101,7 +102,7 @@ SPACES: dict[str, tuple[str, list[Configuration]]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A kernel for one shape.
+    """A problem to tune; see the module's docstring.
 
     Attributes:
         library: "flash-attn", "aiter" or "vllm".
@@ -149,6 +150,9 @@ def list_problems(
     steps: Sequence[int] = STEPS,
 ) -> list[Problem]:
     """Return the problems to tune for a model: first those of serving, then those of training.
+
+    Layers of attention with the same head dim and mask share their problems. Layers with a head dim
+    above 256 are left out.
 
     Args:
         model: The layers of the model.
@@ -463,7 +467,7 @@ def _judge_compiled(
     answers: list[CallAnswer],
     compiled_code: set[bytes],
 ) -> tuple[Trial, KernelCost | None]:
-    """Return the trial of a configuration, and its cost, which is None if it did not compile.
+    """Return a configuration's trial, and its cost; None if a call failed or compiled no kernel.
 
     Args:
         problem: The problem to tune.
@@ -502,7 +506,7 @@ def choose(
 
     Args:
         trials: The trials. The first is the packaged configuration, which is always measured.
-        costs: The costs of the trials; None for a trial that did not compile.
+        costs: The costs of the trials; None for a trial without a compiled kernel.
         packaged: The cost of the packaged configuration.
         most: Maximum number of other trials to measure.
     """

@@ -106,7 +106,7 @@ def fill_cache(
     """Compile the kernels of the new configurations into Triton's cache.
 
     Args:
-        problems: The problems that were tuned.
+        problems: The problems of find_problems, including those that were not tuned in time.
         model: The layers of the model.
         options: Options of the command.
         variables: Environment variables that name the libraries' files.

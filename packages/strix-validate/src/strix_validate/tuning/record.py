@@ -112,7 +112,8 @@ class Tuned(StrictModel):
     def best(self) -> Trial:
         """The packaged trial, or the fastest of the trials that are clearly faster.
 
-        If the packaged configuration does not run here, the best trial is the fastest one.
+        Until all rounds are over, the best trial is the packaged one. If the packaged configuration
+        does not run here, the best trial is the fastest one.
         """
         packaged = self.trials[0]
         rounds = len(self.clocks)

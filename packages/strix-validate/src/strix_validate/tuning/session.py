@@ -16,7 +16,8 @@ from strix_validate.tuning.record import Store, Trial, Tuned
 
 #: Number of rounds of a problem. Each round times every configuration with right results once.
 ROUNDS = 9
-#: Maximum load of the GPU before a measurement, in percent, and number of readings of the load.
+#: Maximum median load of the GPU before a measurement, in percent, and number of readings of the
+#: load.
 _MAX_BUSY = 5.0
 _READINGS = 3
 #: Maximum time in seconds until the worker's first line, and between two lines. In this time, the
@@ -55,7 +56,13 @@ class Sensors:
         return self.latest
 
     def readings(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yield a new reading each second. If the sensors end, repeat the last reading."""
+        """Yield readings, a new one each second.
+
+        If no new reading comes within 5 seconds, or if the sensors end, repeat the last reading.
+
+        Args:
+            number: Number of readings.
+        """
         self.read()
         for _ in range(number):
             with suppress(TimeoutError):
@@ -72,7 +79,8 @@ def refuse_if_busy(readings: Sequence[dict[str, Any]]) -> None:
     """Raise Refused if another program uses the GPU.
 
     Args:
-        readings: Readings of the sensors while this program does not use the GPU.
+        readings: Readings of the sensors while this program does not use the GPU. If no reading has
+            the GPU's load, nothing is raised.
     """
     loads = []
     for reading in readings:
@@ -144,7 +152,7 @@ class Session:
         self._rounds = rounds
 
     def is_done(self, problem: Any) -> bool:
-        """Return whether an earlier run tuned a problem."""
+        """Return whether a problem was tuned in all rounds, by this run or an earlier one."""
         tuned = self._store.record.tuned.get(problem.name)
         return tuned is not None and tuned.is_done
 

@@ -154,11 +154,15 @@ def _bind_experts(calls: list[Any], device: str) -> Callable[[], None]:
 def measure(request: Request, emit: Callable[[dict], None]) -> None:
     """Check the configurations, and time those with right results.
 
-    Each round times each of those once, in another order than the round before.
+    Each round times each configuration with right results once. Each round begins one
+    configuration later than the round before.
 
     Args:
         request: The request.
         emit: Writes a line.
+
+    Raises:
+        SystemExit: No configuration gives a right result.
     """
     problem = request.problem
     ConfiguredCall(problem, problem.checked[0], {}).prepare()
@@ -190,7 +194,7 @@ def measure(request: Request, emit: Callable[[dict], None]) -> None:
 
 
 def _gradients(problem: Problem) -> Any:
-    """Return a context without gradients, for a problem that needs none."""
+    """Return a context without gradients for a forward kernel of attention, else an empty one."""
     return torch.no_grad() if _is_forward(problem) else nullcontext()
 
 

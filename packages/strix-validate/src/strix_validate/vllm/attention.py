@@ -183,7 +183,7 @@ def paged_attention(  # noqa: PLR0913 (the options of a case)
         gain: Factor of q.
         low: Level of reference.with_low_scores; 0 for none.
         first_block: The lowest number of a block that is used.
-        far: Whether 2^31 unwritten elements precede the cache's used blocks.
+        far: Whether at least 2^31 unwritten elements, with any values, precede the cache.
         layer: Fields of Attention that differ from 4 query heads, 2 key heads and head dim 128.
     """
     shape = Attention(**_SMALL | layer)
@@ -265,7 +265,7 @@ def _lower_scores(
 
 
 def _embed_queries(q: Tensor, layer: Attention, padding: int) -> Tensor:
-    """Return rows of queries, keys and values, in which the keys and values are NaN."""
+    """Return rows of queries, keys and values; keys, values and rows of padding are NaN."""
     heads = layer.heads + 2 * layer.kv_heads
     rows = torch.full((len(q) + padding, heads, layer.head_dim), torch.nan)
     rows[: len(q), : layer.heads] = q

@@ -186,7 +186,7 @@ def moe(  # noqa: PLR0913 (the options of a case)
         bits: 16; 8 for FP8; or 4 for int4 weights in groups that have a scale each.
         group: Number of int4 weights that share a scale.
         zeros: Whether each group has a zero point.
-        bias: Whether an expert's rows have a bias, in 16 bits.
+        bias: Whether an expert's rows have a bias; only for weights of 16 bits.
         routed: Whether the router's weights are applied.
         swizzle: Number of tiles of tokens that share a tile of weights; 0 for vLLM's choice.
         absent: How many experts, from the first, are on another GPU. Their results are 0.
@@ -259,7 +259,10 @@ class _Product:
     scales: Tensor | None = None
 
     def scale(self, work: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return both factors, multiplied by their scales in a dtype."""
+        """Return both factors, multiplied by their scales in a dtype.
+
+        Factors without scales are returned as they are.
+        """
         if self.x_scales is None or self.scales is None:
             return self.x, self.weights
         x = self.x.to(work) * self.x_scales.to(work)

@@ -269,8 +269,8 @@ def delta_rule(
         tensors["blocks"][0] = 0
     if steep:
         tensors["bias"][0] = 100
-        # With this small factor of the gate, a token removes only a fifth of the state, despite the
-        # large bias.
+        # With this small factor of the gate, a token removes only about a fifth of the state,
+        # despite the large bias.
         tensors["log"][0] = -6
     options = {"heads": heads, "value_heads": value_heads, "size": size, "kernel": kernel}
 
@@ -311,7 +311,7 @@ def _split_qkv(
     value_heads: int,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split rows into q, k and v, (tokens, heads, size) each."""
+    """Split rows into q, k and v, (tokens, heads, size) each; v has value_heads heads."""
     widths = [heads * size, heads * size, value_heads * size]
     q, k, v = qkv.split(widths, 1)
     return (

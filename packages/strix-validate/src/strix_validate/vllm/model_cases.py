@@ -55,7 +55,7 @@ _Lengths = tuple[tuple[int, int], ...]
 
 
 def _shorten(size: int, tile: int, tiles: int) -> int:
-    """Shorten a size to `tiles` full tiles, and its last tile if this tile is not full."""
+    """Return the size of `tiles` full tiles, plus that of the last tile of `size` if not full."""
     return size % tile + tiles * tile
 
 

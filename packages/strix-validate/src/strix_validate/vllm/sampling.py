@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """vLLM's sampling from logits, by the kernels of its Model Runner V2.
 
-For random draws, only the frequency of each token is compared, because the drawn tokens depend on
-vLLM's version.
+For random draws, frequencies are compared instead of the drawn tokens, because these tokens depend
+on vLLM's version.
 """
 
 import importlib
@@ -48,9 +48,10 @@ class _Elsewhere(Tensor):
 
 
 def describe_kept(logits: Tensor) -> dict[str, Tensor]:
-    """Return which logits are kept, and their values; logits that are not kept are -inf.
+    """Return which logits are kept, and their values; the other values are 0.
 
-    NaN counts as kept, so that a comparison finds it.
+    Logits of -inf are those that a kernel did not keep. NaN counts as kept, so that a comparison
+    finds it.
     """
     is_kept = logits != float("-inf")
     return {

@@ -2,9 +2,9 @@
 """Import vLLM's Triton kernels from a folder of its source, without its compiled extension.
 
 The modules that define kernels, the functions that launch them and some helpers are vLLM's own. The
-other modules that they import are replaced: vLLM's platform by one that describes the GPU TARGET,
-vLLM's wrapper of Triton by Triton, and all others by mocks. The replacements affect the whole
-process, so call :func:`install` in a child process only.
+other modules of vLLM that they import are replaced: vLLM's platform by one that describes the GPU
+TARGET, vLLM's wrapper of Triton by Triton, and the others by mocks. The replacements affect the
+whole process, so call :func:`install` in a child process only.
 """
 
 import importlib
@@ -192,9 +192,10 @@ class _Platform:
 
 
 class _StandIn(types.ModuleType):
-    """A module in which each name is a mock, except SparseMatrix, which is absent.
+    """A module in which names are mocks, except SparseMatrix, which is absent.
 
-    Only some versions of triton_kernels have SparseMatrix, so :func:`generation` looks for it.
+    Names that begin with two underscores are absent too, unless they were set. Only some versions
+    of triton_kernels have SparseMatrix, so :func:`generation` looks for it.
     """
 
     def __getattr__(self, name: str):
