@@ -3,13 +3,14 @@
 
 * `load` reads the kernels of a file. `launch` runs one kernel over a grid, with a `Buffer` for each
   pointer argument, and returns a `Launch`. A kernel that does something forbidden raises a `Trap`.
-* `parse_elf` and `elf_metadata` read a compiler's ELF file. `find_disassembler` raises
-  `DisassemblerError` if this machine has no libLLVM that can disassemble code objects.
+* `parse_elf` returns the kernels of an ELF file, and `elf_metadata` its AMDGPU metadata.
+  `find_disassembler` returns libLLVM. It raises `DisassemblerError` if this machine has no libLLVM
+  that can disassemble code objects.
 * `decode_kernel` returns a kernel's instructions. From these, `describe_kernel` returns the
   kernel's static facts. `occupancy` returns the number of waves that fit on a SIMD.
 * `TARGETS` has the supported GPUs by name, as `Target`.
 
-Programs and other packages import these names from here. All other names may change.
+Programs and other packages import the names in `__all__` from here. Any other name may change.
 """
 
 from strix_emulate.code.elf import elf_metadata

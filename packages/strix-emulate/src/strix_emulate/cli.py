@@ -220,7 +220,7 @@ def _convert_memory(gib: float | None) -> int | None:
 
 
 def _all_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process may use, or 1 if the system cannot tell."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:

@@ -9,11 +9,11 @@ class EmulatorError(Exception):
 
 
 class LoadError(EmulatorError):
-    """A file that is not a code object for this emulator."""
+    """A file that the emulator cannot load."""
 
 
 class Unsupported(LoadError):
-    """A file that the GPU can run but this emulator cannot."""
+    """A file, or a kernel in it, that the GPU can run but this emulator cannot."""
 
 
 class DisassemblerError(EmulatorError):

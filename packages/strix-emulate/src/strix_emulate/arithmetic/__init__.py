@@ -5,7 +5,7 @@ Modules:
 
 * ``doubles``: float64 operations: division steps, reduction of angles, sine, power of two.
 * ``floats``: floating-point operations that numpy lacks.
-* ``mode_register``: the MODE register, and the effect of CLAMP.
+* ``mode_register``: the MODE register, and output modifiers such as CLAMP.
 * ``operations``: vector operations by mnemonic.
 * ``scalars``: scalar operations by mnemonic.
 * ``subdword``: vector operations on parts of 32 bits.

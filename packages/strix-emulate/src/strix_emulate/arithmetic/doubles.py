@@ -3,7 +3,7 @@
 
 Source: RDNA3.5 ISA, chapter 16. Sine and power of two are series, because compilers can vectorize
 series, but not calls of the C library. Rounded to float32, the results are equal to the C library's
-for every float32 argument.
+for every float32 argument in the range of the function.
 """
 
 import math
@@ -87,7 +87,7 @@ def _preop(shift: int, power: int) -> float:
 
 
 def trig_preop(x, segment):
-    """Compute V_TRIG_PREOP_F64: the bits of 2 / pi that matter for an angle's exponent."""
+    """Compute V_TRIG_PREOP_F64: 53 bits of 2 / pi, chosen by the exponent of x and by `segment`."""
     high = exponent(x)
     shift = (np.asanyarray(segment) & np.uint32(31)).astype(np.int64) * 53
     shift = shift + np.where(high > 1077, high - 1077, 0)
@@ -95,10 +95,10 @@ def trig_preop(x, segment):
     return np.vectorize(lambda n, p: _preop(int(n), int(p)), otypes=[np.float64])(shift, power)
 
 
-#: If this is added to a number, the low bits of the sum are the nearest integer.
+#: The low bits of the sum of this and a small number are the integer nearest to that number.
 _TO_INTEGER = 1.5 * 2.0**52
-#: pi / 2 as the sum of two parts. The first has 33 bits, so its product with a small integer is
-#: exact.
+#: pi / 2 as the sum of two parts. The first has at most 33 bits, so its product with a small
+#: integer is exact.
 _QUARTER = (
     float.fromhex("0x1.921fb544p+0"),
     float.fromhex("0x1.0b4611a626331p-34"),
@@ -116,7 +116,7 @@ def _series(x, terms: list[float]):
 
 
 def exp2(x):
-    """Compute 2**x. Below -1000 and above 1000, x is replaced by that limit."""
+    """Compute 2**x, after limiting x to the range -1000 .. 1000."""
     x = np.clip(x, -1000.0, 1000.0)
     shifted = x + _TO_INTEGER
     part = x - (shifted - _TO_INTEGER)

@@ -26,9 +26,9 @@ def flush(x):
 
 
 def finite(function):
-    """Return a function that returns the largest finite number where `function` overflows.
+    """Return a function that replaces infinite results by the largest finite number of their sign.
 
-    FP16_OVFL has this effect. If a source is infinite, an infinite result stays infinite.
+    FP16_OVFL has this effect. A result of `function` stays infinite if a float source is infinite.
     """
 
     def run(*sources):
@@ -80,9 +80,10 @@ def fma64(a, b, c):
 def scaled_fma64(a, b, c, power):
     """Compute (a * b + c) * 2**power in float64, rounded once.
 
-    A lane is computed in error-free steps (Boldo and Melquiond, "Emulation of FMA") if `power` is 0
-    and no intermediate result can be 0, overflow or become denormal. Other lanes with finite
-    operands are computed one by one with rational arithmetic.
+    An element is computed in error-free steps (Boldo and Melquiond, "Emulation of FMA") if `power`
+    is 0, none of a * b, c and their sum is 0, all operands and a * b are far from overflow, and
+    a * b and c are far from denormal numbers. Other elements with finite operands are computed one
+    by one with rational arithmetic.
     """
     a, b, c, power = np.broadcast_arrays(a, b, c, power)
     product = a * b
@@ -212,7 +213,8 @@ class Division(NamedTuple):
         power: V_DIV_SCALE multiplies or divides by 2**power.
         apart: If the numerator's exponent is at least this much larger than the denominator's,
             V_DIV_SCALE scales the denominator up and sets the flag.
-        few: If the numerator's biased exponent is at most this, V_DIV_SCALE scales up.
+        few: If the numerator's biased exponent is at most this and no other case applies,
+            V_DIV_SCALE scales the value up.
         exponent: Function that returns the biased exponent field of numbers.
         ldexp: Function that computes x * 2**power.
     """
@@ -312,7 +314,7 @@ def fixup(quotient, denominator, numerator, exponent=None, lowest_exponent=0):
         exponent: Function that returns the biased exponent of numbers. None for V_DIV_FIXUP_F16,
             whose quotient is neither too small nor NaN.
         lowest_exponent: If the numerator's exponent minus the denominator's is lower, the result
-            is 0.
+            is 0. Not used if `exponent` is None.
     """
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     one = np.full_like(quotient, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The MODE register, and the effect of CLAMP (RDNA3.5 ISA, "Mode Register", "Output modifiers").
+"""The MODE register and output modifiers (RDNA3.5 ISA, "Mode Register", "Output modifiers").
 
 Kernels set the mode to constants, or restore the mode with which they began. So the mode of an
 instruction is known when the instruction is compiled, unless it depends on the path through the
@@ -49,7 +49,7 @@ class Mode:
         denormals_16_64: Whether float16 and float64 operations keep denormal numbers.
         ieee: Whether the mode is IEEE mode.
         clamp_nan: Whether CLAMP turns NaN into 0 (DX10_CLAMP).
-        finite_16: Whether float16 overflows to the largest number (FP16_OVFL).
+        finite_16: Whether float16 overflows to the largest finite number (FP16_OVFL).
         start: Bits of the mode at the start of the kernel.
     """
 
@@ -99,7 +99,9 @@ def _require_mode(register: int) -> None:
 
 
 def after(ins: Instruction, mode: Mode) -> Mode:
-    """Return the mode after an instruction. Raise Unknown for a mode that is not supported.
+    """Return the mode after an instruction.
+
+    Raise Unknown if the new mode, or the register that S_SETREG writes, is not supported.
 
     S_SETREG_B32 is assumed to restore the mode with which the kernel began. When it is executed, it
     traps if its source register has another mode.
@@ -147,6 +149,8 @@ def clamped(x):
 
 def output_modifiers(ins: Instruction, kind: str, mode: Mode) -> dict:
     """Return output modifiers in the ISA's order: omod, then clamp, then denormals.
+
+    Raise Unknown for CLAMP without DX10_CLAMP.
 
     Omod has no effect in IEEE mode, or if results keep denormals. Where it has an effect, it turns
     -0 into +0 (RDNA3 ISA, 7.2.3.1).

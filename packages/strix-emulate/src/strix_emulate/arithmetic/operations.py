@@ -3,7 +3,7 @@
 
 Names, operands and results are those of the RDNA3.5 ISA document, chapter 16. Kinds are f32, u16,
 b64 and so on. The kind "lane" is the number of the lane. Operations that do not fit this form are
-compiled in :mod:`valu` and :mod:`crosslane`.
+compiled in :mod:`instructions.valu` and :mod:`instructions.crosslane`.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def _bfe_signed(value, offset, width):
 
 
 def _perm(a, b, selector):
-    """Compute V_PERM_B32. A byte of `selector` selects a byte of {a, b}, a sign, 0 or 0xff."""
+    """Compute V_PERM_B32. A byte of `selector` selects a byte of {a, b}, a sign bit, 0 or 0xff."""
     both = (_as_uint64(a) << np.uint64(32)) | b
     result = np.uint64(0)
     for i in range(4):
@@ -67,7 +67,7 @@ def _perm(a, b, selector):
 
 
 def _align(a, b, count, unit):
-    """Shift {a, b} right by count units of 1 or 8 bits. Return the low half."""
+    """Shift {a, b} right by count units of 1 or 8 bits, modulo 32 bits. Return the low half."""
     both = _as_uint64(a) << np.uint64(32) | b
     units = _as_uint64(count) % np.uint64(32 // unit)
     return (both >> (units * np.uint64(unit))).astype(U32)
@@ -520,7 +520,7 @@ def _add_16_bits(table: _Table) -> None:
 
 
 TABLE = _on_floats() | _conversions() | _on_words() | _on_bits() | subdword.TABLE | doubles.TABLE
-#: Operations whose last source is the destination's old value.
+#: Operations of TABLE whose last source is the destination's old value.
 ACCUMULATING = {
     "v_fmac_f32",
     "v_fmac_f16",
@@ -588,8 +588,8 @@ def extreme(name: str, ieee: bool) -> tuple[str, tuple[str, ...], Callable]:
 def _median(ieee: bool) -> Callable:
     """Return V_MED3 as the ISA defines it.
 
-    If a source is NaN, the result is the smallest source. Otherwise the largest source is removed,
-    and the result is the larger one of the two others.
+    If a source is NaN, the result is that of V_MIN3. Otherwise the largest source is removed, and
+    the result is the larger one of the two others.
     """
 
     def median(a, b, c):

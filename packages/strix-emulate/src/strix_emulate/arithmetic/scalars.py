@@ -221,7 +221,7 @@ def _half_of_float(x):
     return x.astype(np.float16).view(np.uint16).astype(U32)
 
 
-#: Operations without SCC, by mnemonic: kind of the result, kinds of the sources, function.
+#: Operations that do not use SCC, by mnemonic: kind of the result, kinds of the sources, function.
 PLAIN = {
     "s_mov_b32": ("b32", ("b32",), lambda x: x),
     "s_mov_b64": ("b64", ("b64",), lambda x: x),

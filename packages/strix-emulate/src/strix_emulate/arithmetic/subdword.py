@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Vector operations on parts of 32 bits: dot products, bytes, packed conversions, 16 bits.
 
-The tables have the form of those in :mod:`arithmetic.operations`: by mnemonic, the kind of the
-result, the kinds of the sources, and the function.
+TABLE and PACKED have the form of TABLE in :mod:`arithmetic.operations`: by mnemonic, the kind of
+the result, the kinds of the sources, and the function.
 """
 
 from collections.abc import Callable
@@ -90,9 +90,9 @@ def _sad(bits: int, shift: int = 0, masked: bool = False):
 
 
 def _quad_sad(masked: bool):
-    """Return a function that computes four 16-bit sums of absolute differences.
+    """Return a function that adds four sums of absolute differences to four 16-bit fields of c.
 
-    Sum i compares the four bytes of b with bytes i to i + 3 of a.
+    Sum i compares the four bytes of b with bytes i to i + 3 of a. See :func:`_sad` for `masked`.
     """
     sad = _sad(8, masked=masked)
     low_16 = np.uint64(0xFFFF)
@@ -329,7 +329,7 @@ TABLE = _sums() | _conversions() | _products() | _normalizations() | _extremes()
 
 
 def _mixed(kind: str):
-    """Return V_FMA_MIX for float16 or float32 sources.
+    """Return V_FMA_MIX with a result of this kind. Sources are float16 or float32.
 
     A float16 result is rounded twice: to float32, and then to float16.
     """

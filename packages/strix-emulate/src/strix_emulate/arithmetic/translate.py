@@ -2,7 +2,7 @@
 """Translation of numpy functions to C functions of one element.
 
 The numpy function is called once, with symbols instead of arrays. The symbols record the operations
-as C statements. So instructions are described only once, by the functions in the tables.
+as C statements. So most operations are written only once, as the functions in the tables.
 """
 
 import re
@@ -66,12 +66,13 @@ _LIBRARY_FUNCTIONS = (
 #: C expressions by ufunc. A key is the name of a ufunc, which may be followed by the type character
 #: or the kind of the result. In an expression, {0} and {1} are the sources, {all} is the list of
 #: sources, and {name} is the name of the ufunc. {type} is C's type of the result, and {bits} its
-#: number of bits. {f} and {l} become the suffixes of C's functions for float and for 64 bits.
+#: number of bits. {f} becomes the suffix f of C's functions if the first source is a float in C,
+#: and {l} becomes the suffix l if the first source has 64 bits.
 _FORMS = {
     **{name: f"({{0}} {operator} {{1}})" for name, operator in _OPERATORS.items()},
     **dict.fromkeys(_LIBRARY_FUNCTIONS, "{name}{f}({all})"),
     **_PICKS,
-    # C leaves shifts by large counts undefined. These expressions have numpy's results.
+    # C leaves shifts by large counts undefined. The next three expressions have numpy's results.
     "left_shift": "(({type})((uint64_t){1} < {bits} ? {0} << {1} : 0))",
     "right_shift": "(({type})((uint64_t){1} < {bits} ? {0} >> {1} : 0))",
     "right_shift i": "(({type})((uint64_t){1} < {bits} ? {0} >> {1} : ({0} < 0 ? -1 : 0)))",
@@ -90,7 +91,7 @@ _FORMS = {
 
 
 class Untranslatable(Exception):
-    """The function uses an operation that cannot be translated to C."""
+    """A function cannot be translated to C."""
 
 
 class Symbol(np.ndarray):
@@ -181,7 +182,10 @@ class Body:
         self.before_rounding: dict[str, str] = {}
 
     def symbol(self, dtype, code: str) -> Symbol:
-        """Return a variable with the value of an expression. Equal expressions share a variable."""
+        """Return a variable with the value of an expression.
+
+        Equal expressions of the same dtype share a variable.
+        """
         dtype = np.dtype(dtype)
         key = (dtype.char, code)
         if key not in self._variables:
@@ -235,7 +239,7 @@ class Body:
         return self.constant(x, dtype)
 
     def ufunc(self, ufunc, inputs, dtype=None):
-        """Return the result of a ufunc, with the types that NumPy chooses.
+        """Return the result of a ufunc, with the types that NumPy chooses, or with `dtype`.
 
         Raises:
             Untranslatable: The ufunc cannot be translated.
@@ -324,7 +328,7 @@ def _select(body: Body, conditions, choices, default=0) -> Symbol:
     return default
 
 
-#: Translations of numpy's functions that are not ufuncs.
+#: Translations of the supported functions of numpy that are not ufuncs, by name.
 _FUNCTIONS: dict[str, Callable] = {
     "where": _where,
     "select": _select,

@@ -11,7 +11,7 @@ Modules:
 * ``kernel``: `Kernel`: code, arguments, and the settings in the kernel's descriptor.
 * ``limits``: limits of the size of input files.
 * ``llvm``: libLLVM's disassembler and assembler.
-* ``loader``: `load`, which returns the kernels of an ELF file, a bundle or a pack.
+* ``loader``: `load`, which returns the kernels of a file or of a Triton cache.
 * ``target``: `Target`: the supported GPUs and their properties.
 """
 

@@ -40,10 +40,11 @@ def unbundle(
         data: The bundle.
         origin: Name of the file, for messages.
         target: The GPU. None for the first of TARGETS that the bundle has code for.
-        budget: Budget of the file that contains the bundle.
+        budget: Budget of the file that contains the bundle. None if the bundle is the file.
 
     Raises:
-        LoadError: The bundle is damaged, or has no code for the GPU.
+        LoadError: The bundle is damaged, exceeds its budget, has no code for the GPU, or needs
+            libzstd and libzstd is missing.
     """
     budget = budget or Budget(origin, len(data))
     names = [target.name] if target else list(TARGETS)

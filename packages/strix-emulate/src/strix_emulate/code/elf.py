@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The parts of an ELF file that a code object needs. Each part is read once and within a budget.
+"""The parts of an ELF file that a code object needs. A budget limits what is read.
 
 pyelftools reads names of any length, and reads overlapping parts once for each reference to them. A
 file of three megabytes can make it read terabytes. So this module uses pyelftools only for headers
@@ -210,7 +210,7 @@ def elf_metadata(elf: ELFFile, origin: str) -> dict:
 
 
 def _read_metadata(elf: ELFFile, segments: Iterable, origin: str, budget: Budget) -> dict:
-    """Return the metadata. If there are several notes, it has the kernels of all notes.
+    """Return the metadata of the first note, with the kernels of all notes.
 
     The linker keeps a note from each object file. rocBLAS's files contain hundreds of notes.
     """

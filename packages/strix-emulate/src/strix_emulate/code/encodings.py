@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fields of GFX11's encodings (RDNA3.5 ISA, "Microcode Formats").
 
-Each encoding has a reader, which returns slots and modifiers. A slot is a function that returns an
-operand, given the operand's shape. Slots are in the order in which LLVM lists operands. A modifier
-that has its default value is omitted, except row_mask and bank_mask of DPP.
+Each encoding except VOPD has a reader, which returns slots and modifiers. A slot is a function that
+returns an operand, given the operand's shape. Slots are in the order in which LLVM lists operands.
+A modifier that has its default value is omitted, except row_mask and bank_mask of DPP.
 
 Scalar registers have the numbers of the ISA's operand encoding: s0 is 0, vcc_lo 106, null 124, m0
 125, exec_lo 126.
@@ -22,7 +22,7 @@ APERTURES = {"src_shared_base": 1 << 48, "src_private_base": 2 << 48}
 
 
 class Unknown(ValueError):
-    """An instruction that this decoder does not understand."""
+    """An instruction that the decoder does not understand or the emulator does not support."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Operand:
     """A register range, or a constant.
 
     Attributes:
-        kind: "v", "s", "const" or "off". Operations also use "scc" and "lane".
+        kind: "v", "s", "const" or "off". A `MicroOp` may also use "scc" or "lane".
         index: Number of the first register.
         count: Number of registers.
         half: "l" or "h" for 16 bits of a register, else "".
@@ -71,9 +71,10 @@ class Shape:
 Slot = Callable[[Shape], Operand]
 #: The result of a reader: slots of the operands, and modifiers.
 Read = tuple[list[Slot], dict]
-#: A function that reads an encoding, given the mnemonic and the number of operands in LLVM's text.
+#: A function that reads an encoding, given the bits, the mnemonic, and the number of operands in
+#: LLVM's text.
 Reader = Callable[["Code", str, int], Read]
-#: Values of the first source field that mean DPP or a literal constant.
+#: Values of a source field. Those of DPP occur in the first one only.
 _DPP8 = 233
 _DPP8_FI = 234
 _DPP16 = 250

@@ -14,7 +14,7 @@ _FEATURES = {
     "hidden_multigrid_sync_arg": "grid.sync() in a launch that is not cooperative",
     "hidden_default_queue": "launches from a kernel",
 }
-#: An access below this address comes from a null pointer.
+#: An access below this address is assumed to come from a null pointer.
 _NEAR_NULL = 1 << 16
 
 

@@ -33,7 +33,7 @@ class Image:
 
     Attributes:
         data: Bytes by address, relocated for address 0.
-        entry: Address of the kernel's first instruction.
+        entry: Address of the kernel's first instruction. 0 in `loader.Module`.
         code: (address, size) of the functions outside the kernels. In `loader.Module`, all code.
         pointers: Addresses of 64-bit pointers. Loading adds the image's address to these pointers.
     """
@@ -51,7 +51,7 @@ class Kernel:
     Attributes:
         name: Its name.
         code: Its machine code.
-        lds: Bytes of LDS of a workgroup.
+        lds: Bytes of LDS of a workgroup, without `launch_lds`.
         scratch: Bytes of scratch of a lane.
         kernarg: Bytes of the kernarg segment.
         vgprs: Number of vector registers.

@@ -53,7 +53,7 @@ def read_file(file: Path, limit: int = 0) -> bytes:
 
 @dataclass
 class Budget:
-    """The part of the limits that one file has not used yet.
+    """How much of the limits one file has used, and how much it may still use.
 
     Attributes:
         origin: Name of the file.

@@ -27,7 +27,8 @@ _ADVICE = (
     f"conda-forge) or set {VARIABLE} to its path"
 )
 _OBJECT_FILE = 1
-#: Bytes 3 to 7 of V_FMAMK_F16 and V_FMAAK_F16 with the literal 0xff, which crashes LLVM 22.1.8.
+#: Bytes 3 to 7, counted from 0, of V_FMAMK_F16 and V_FMAAK_F16 with the literal 0xff, which crashes
+#: LLVM 22.1.8.
 _CRASHES = tuple(bytes([high, 0xFF, 0, 0, 0]) for high in (0x6E, 0x6F, 0x70, 0x71))
 #: Size of the longest instruction in bytes.
 _MAX_SIZE = 20
@@ -102,7 +103,7 @@ def disassemble(
 def _context(lib: ctypes.CDLL, name: str, width: int) -> tuple[int, dict[bytes, str]]:
     """Return LLVM's disassembler for a GPU, and a cache of instruction texts by their bytes.
 
-    Both save time. Creating a disassembler takes longer than decoding an instruction. Most
+    Keeping both saves time. Creating a disassembler takes longer than decoding an instruction. Most
     instructions of a kernel have the same bytes as an earlier one.
     """
     context = lib.LLVMCreateDisasmCPUFeatures(
@@ -238,7 +239,7 @@ def _candidates() -> list[Path]:
 
     If the environment variable VARIABLE is set, the result is only the file that it names.
     Otherwise, files in the lib folder of sys.prefix come before those in _FOLDERS. In each of these
-    two groups, newer versions come before older ones.
+    two groups, newer versions come before older ones, and each major version has one file.
     """
     configured_path = os.environ.get(VARIABLE)
     if configured_path:

@@ -161,11 +161,11 @@ def parse_elf(
         data: The code object.
         origin: Name of the file, for messages.
         launch_lds: Bytes of LDS that a launch adds.
-        budget: Budget of the file that contains the code object.
+        budget: Budget of the file that contains the code object. None if `data` is all of the file.
 
     Raises:
-        LoadError: The data is not an ELF file, is damaged, is not for a supported GPU, has an
-            unknown version, or has a kernel that is not supported.
+        LoadError: The data is not an ELF file, is damaged, exceeds its budget, is not for a
+            supported GPU, has an unknown version, or has a kernel that is not supported.
     """
     code_object = CodeObject(data, origin, budget or Budget(origin, len(data)))
     return guarded(_parse_elf, origin, code_object, launch_lds)
@@ -248,7 +248,7 @@ def _parse_elf(
 
 
 def _read_target(code_object: CodeObject) -> Target:
-    """Return the GPU that a code object is for. Raise LoadError if it cannot be emulated."""
+    """Return a code object's GPU. Raise LoadError if the GPU, OS ABI or version is unsupported."""
     header = code_object.header
     origin = code_object.origin
     if header["e_machine"] != EM_AMDGPU:
@@ -301,7 +301,10 @@ def _subtract_ranges(ranges: Iterable, holes: Iterable) -> tuple[tuple[int, int]
 
 
 def _keeps_denormals(name: str, mode: int) -> bool:
-    """Return True if a denormal mode keeps denormals, and False if it flushes them."""
+    """Return True if a denormal mode keeps denormals, and False if it flushes them.
+
+    Raise Unsupported if it flushes denormals only in inputs or only in results.
+    """
     if mode not in (0, 3):
         raise Unsupported(f"{name}: flushes denormals only in inputs or only in results")
     return mode == 3

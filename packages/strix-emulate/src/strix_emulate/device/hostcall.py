@@ -192,10 +192,11 @@ class Hostcalls:
             slot[0] = self._heap.take(size)
 
     def _print(self, slot: np.ndarray) -> None:
-        """Add a part to a message. If it is the last part, print the message or add it to `text`.
+        """Add a part to a message.
 
-        The first word of the slot has the message's number, the number of words, and whether the
-        part is the first or the last one.
+        After the last part, write the message to standard error or, if it is for standard output,
+        add it to `text`. The first word of the slot has the message's number, the number of words,
+        and whether the part is the first or the last one.
         """
         descriptor = int(slot[0])
         number = descriptor >> 8

@@ -59,7 +59,7 @@ def folder() -> Path:
     """Return the folder with the stand-in runtime.
 
     Raises:
-        EmulatorError: The library is missing.
+        EmulatorError: The stand-in runtime is missing.
     """
     path = Path(os.environ.get(VARIABLE) or Path(sys.prefix) / "lib/strix-emulate")
     if not (path / f"{NAME}.7").is_file():
@@ -82,7 +82,7 @@ def environment(inherited: dict[str, str], options: DeviceOptions | None = None)
         options: Settings of the device.
 
     Raises:
-        EmulatorError: The library is missing, or there is no such target.
+        EmulatorError: The stand-in runtime is missing, or there is no such target.
     """
     options = options or DeviceOptions()
     path = folder()
@@ -126,7 +126,8 @@ def execute(command: list[str], options: DeviceOptions) -> None:
     """Replace this process by the program.
 
     Raises:
-        EmulatorError: There is no such program or target, or the library is missing.
+        EmulatorError: There is no such target, the program cannot be started, or the stand-in
+            runtime is missing.
         DisassemblerError: There is no suitable libLLVM, so nothing could be executed.
     """
     llvm.find_disassembler()

@@ -149,7 +149,10 @@ class Pool:
             os.close(descriptor)
 
     def _is_mapped(self, start: np.ndarray, size: np.ndarray) -> np.ndarray:
-        """Return which ranges of bytes lie in the pool, or in memory that was added to it."""
+        """Return which ranges lie in the pool from HEAP on, or in memory that `add` has mapped.
+
+        An empty range does not.
+        """
         has_bytes = size > 0
         mapped = (start >= HEAP) & (start < self.size) & (size <= self.size - start)
         for first, end in self._foreign:
@@ -177,7 +180,7 @@ class Pool:
         """Allocate memory for the lifetime of the client. The client waits during this call.
 
         Returns:
-            The offset of the memory, or 0 if there is not enough.
+            The offset of the memory, or 0 if there is not enough memory or the table is full.
         """
         table = self.entries()
         start = _round_up(HEAP, align)
@@ -224,8 +227,9 @@ class Pool:
 
 
 class DeviceMemory(Arena):
-    """The pool during one launch. Allocations may be read and written, arguments only read.
+    """The pool during one launch.
 
+    A kernel may read and write allocations, but only read its arguments and the dispatch packet.
     Reads of unwritten memory are not reported, because the emulator does not know which memory the
     host wrote.
 

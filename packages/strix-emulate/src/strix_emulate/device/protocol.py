@@ -105,7 +105,7 @@ class Status(IntEnum):
 
 
 class Refused(Exception):
-    """A request that is answered with an error. The client prints the message.
+    """A request that is answered with an error. The client prints the message, if it has one.
 
     Attributes:
         status: The error that the client's call returns.

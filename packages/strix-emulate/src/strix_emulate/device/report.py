@@ -24,7 +24,7 @@ def is_of_headers(kernel: str) -> bool:
 
 
 def is_upstream(path: str) -> bool:
-    """Return whether a library's findings are only noted, because others maintain the library."""
+    """Return whether a library is upstream's, so that by default its findings are only noted."""
     return _UPSTREAM.search(path) is not None
 
 
@@ -55,7 +55,10 @@ class Tally:
             self._notes[key] += note.count
 
     def report(self) -> None:
-        """Print the disabled checks, and the number of notes of each check, only once."""
+        """Print the disabled checks, and the number of notes of each check.
+
+        Print nothing without a launch, or in a second call.
+        """
         with self._lock:
             launches = self._launches
             self._launches = 0

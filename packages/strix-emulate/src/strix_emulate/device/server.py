@@ -235,7 +235,10 @@ class Server:
             ) from error
 
     def load(self, data: bytes) -> bytes:
-        """Load a code object or a bundle. Return its number and the size of its image."""
+        """Load a code object, or the first one for the GPU in a bundle.
+
+        Return its number and the size of its image.
+        """
         size, _ = unpack(protocol.ORIGIN, data)
         start = protocol.ORIGIN.size + size
         origin = data[protocol.ORIGIN.size : start].decode(errors="replace")
@@ -312,7 +315,7 @@ class Server:
         return facts + b"".join(protocol.ARGUMENT.pack(a.offset, a.size) for a in declared)
 
     def kernels(self, data: bytes) -> bytes:
-        """Return the names of a module's kernels, each followed by a zero byte."""
+        """Return the names of a module's supported kernels, each followed by a zero byte."""
         number, _ = unpack(protocol.MODULE, data)
         names = sorted(self._module(number).contents.kernels)
         return b"".join(name.encode() + b"\0" for name in names)

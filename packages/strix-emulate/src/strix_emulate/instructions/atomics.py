@@ -79,8 +79,8 @@ _OPERATIONS: dict[str, _Operation] = {
     "max": _Operation(lambda old, x: np.where(x > old, x, old)),
     "swap": _Operation(None),
     "cmpswap": _Operation(_compare_and_swap),
-    # Operations that only the LDS has, or for which it has other names. The first operand of MSKOR
-    # is the mask.
+    # The LDS's names of swap and cmpswap, and MSKOR, which only the LDS has. The first operand of
+    # MSKOR is the mask.
     "storexchg": _Operation(None),
     "cmpstore": _Operation(_compare_and_swap),
     "mskor": _Operation(lambda old, mask, x: (old & ~mask) | x),
@@ -113,7 +113,7 @@ FUNCTIONS = _functions_for_c()
 
 
 def compile_atomic(ins: Instruction, spaces: addressing.Spaces) -> Compiled:
-    """Compile an atomic. Raise Unknown if it is not supported."""
+    """Compile an atomic, DS_APPEND or DS_CONSUME. Raise Unknown if it is not supported."""
     kind = MEMORY[ins.name]
     if kind.action == "count":
         return _compile_counter(ins, spaces)
@@ -177,7 +177,7 @@ class _Atomic:
         ins: The instruction.
         kind: Properties that follow from its mnemonic.
         target: Register that gets the old value, or None.
-        data_registers: First registers of its data.
+        data_registers: First register of each of its one or two data operands.
         address: Operands of its address.
         spaces: Memories of the launch.
     """

@@ -77,7 +77,7 @@ def reads_zero(mods: dict) -> bool:
 
 
 def dpp_lanes(mods: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return by lane: the source lane, whether the source lane is valid, and whether to write."""
+    """Return by lane: the source lane, whether it is valid, and whether the masks allow a write."""
     row_mask = mods.get("row_mask", 0xF)
     bank_mask = mods.get("bank_mask", 0xF)
     row_written = row_mask >> (_LANE // 16) & 1
@@ -133,7 +133,7 @@ def _compile_permlane(ins: Instruction, across: bool) -> Compiled:
     """Compile V_PERMLANE16_B32, or V_PERMLANEX16_B32 if `across` is true.
 
     Each nibble of {source 2, source 1} selects the source lane of one lane in a row of 16. The
-    source lane is in the same row, or with `across` in the other row.
+    source lane is in the same row, or with `across` in the other row of the same 32 lanes.
     """
     target, source, source_low, source_high = ins.operands
     read = reader(source, "b32")
@@ -304,7 +304,7 @@ def _compile_packed(ins: Instruction, mode: Mode) -> Compiled:
 def _packed_micros(ins: Instruction, mode: Mode, function: Callable) -> list[MicroOp]:
     """Return the operations of a packed instruction on the low and the high half.
 
-    `function` is that of `packed`, which includes CLAMP.
+    `function` is the one from `packed`. If the instruction has CLAMP, `function` applies it.
     """
     clamp = bool(ins.modifiers.get("clamp"))
     kind, kinds, _ = packed(ins.name, clamp)
@@ -346,7 +346,10 @@ _DOTS = {
 
 
 def _compile_dot(ins: Instruction, _mode: Mode) -> Compiled:
-    """Compile V_DOT4 or V_DOT8. Neg_lo marks signed factors, and CLAMP saturates the sum."""
+    """Compile V_DOT4 or V_DOT8. CLAMP saturates the sum.
+
+    In the instructions whose names end in iu8 or iu4, neg_lo marks signed factors.
+    """
     bits, is_signed = _DOTS[ins.name]
     if ins.modifiers.keys() - {"neg_lo", "clamp"}:
         raise Unknown(f"unsupported modifiers {sorted(ins.modifiers)}")

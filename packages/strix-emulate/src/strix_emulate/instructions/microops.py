@@ -18,7 +18,8 @@ class MicroOp:
     `function` takes the sources and returns the result, a mask of flags, or both in this order.
 
     Attributes:
-        name: Name of the function in the tables of operations and in C.
+        name: Name of the function in the tables of operations and in C. "" if there is none.
+            C then executes the operation only if `function` is None.
         function: Function on numpy arrays. None if only a handler of C implements the operation.
         kind: Kind of the result, such as "f32" or "u16".
         target: Register that gets the result, or None.
@@ -49,8 +50,9 @@ class Executable:
     """The description of an instruction with which C can execute it instead of numpy.
 
     Attributes:
-        micros: Operations of the instruction. Empty if it does nothing, None if C cannot execute
-            it.
+        micros: Operations of the instruction. Empty if it does nothing, None if only numpy can
+            execute it. C also leaves the instruction to numpy if it lacks the function of an
+            operation.
         issues: Wait counters that count the instruction, and the instruction's entry in them.
         waits: Whether the instruction is a wait.
         orders: Function that records for the race checks which accesses the instruction orders. Its

@@ -117,8 +117,9 @@ def _micro_op_of_vector(ins: Instruction, mode: Mode) -> MicroOp:
         operands = (operands[0], replace(operands[1], half="h"))
     name = ins.name.replace("s_", "v_", 1).replace("_hi_", "_")
     micro = vector_micro_op(replace(ins, name=name, operands=operands), mode)
-    # C has scalar functions only for the usual mode, but it can also flush denormals. So numpy
-    # computes float16 results, and results that this mode changes by more than flushing.
+    # C has functions of scalar instructions only for the usual mode, but it can flush denormals in
+    # their float32 sources and results. So numpy computes float16 results, and results that this
+    # mode changes by more than flushing.
     is_in_c = micro.name == name and micro.kind != "f16"
     return replace(micro, name=ins.name if is_in_c else "", handler="scalar")
 

@@ -19,7 +19,8 @@ class Traits:
     """Properties of an instruction. Equal instructions share one object.
 
     Attributes:
-        reads: Bit mask of the registers that the instruction reads or writes, except `target`.
+        reads: Bit mask of the registers that the instruction reads, or writes without their being
+            in `target`.
         target: Bit mask of the registers that a memory instruction writes, such as a load, an
             atomic that returns the old value, or a lane exchange. 0 for other instructions.
         counter: Wait counter of a memory instruction that writes registers. -1 for other
@@ -79,7 +80,10 @@ class Step:
         op.number = self._home.numbers.get(op.place, 0)
 
     def execute(self, g: Waves, checks: Findings | None) -> None:
-        """Execute the instruction with numpy. A trap names the instruction."""
+        """Execute the instruction with numpy, after the check for missing waits if `checks` is set.
+
+        A trap names the instruction.
+        """
         try:
             if checks:
                 checks.instruction = self.instruction

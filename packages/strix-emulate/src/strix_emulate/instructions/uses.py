@@ -45,9 +45,10 @@ _WRITES_SCC = {
     *scalars.WREXEC,
 }
 _READS_SCC = {*scalars.CARRIES, *scalars.SELECTS}
-#: Vector instructions that overwrite all of their target in the active lanes.
+#: Vector and memory instructions that overwrite all of their target in the active lanes, unless
+#: _ACCUMULATES matches them too.
 _WHOLE = re.compile(r"(v|global|flat|buffer|scratch|ds)_\w+_[biuf](32|64|96|128)$")
-#: Vector instructions that read lanes which are not active. Those with DPP do, too.
+#: Instructions that may read lanes which are not active. Those with DPP may, too.
 _READS_INACTIVE = re.compile(r"v_readlane|v_permlane|v_wmma|ds_(b?permute|swizzle)")
 _ACCUMULATES = re.compile(r"v_(dual_)?fmac|v_writelane|v_dot\w+acc|v_dot2c")
 #: Scalar instructions whose target is also a source.
@@ -205,7 +206,7 @@ def _decides(ins: Instruction, bits: int) -> bool:
 
 
 def _has_effect(ins: Instruction) -> bool:
-    """Return whether an instruction does more than compute registers."""
+    """Return whether an instruction is a store (see `is_store`), a barrier or a trap."""
     return is_store(ins) or ins.name in ("s_barrier", "ds_gws_barrier", "s_trap")
 
 
@@ -305,7 +306,7 @@ def _dependent_targets(ins: Instruction, bits: int, written: int) -> int:
 
 
 def _source_bits(ins: Instruction) -> int:
-    """Return the bit mask of the registers that an instruction reads."""
+    """Return the bit mask of the registers that an instruction reads, without EXEC as lane mask."""
     written = written_operands(ins)
     if ins.name.startswith(("v_swap_", "buffer_atomic_")):
         # These read the registers that they write.

@@ -182,7 +182,7 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
     """Return the operation of an instruction that reads or writes a lane mask."""
     name = ins.name
     kind, kinds, function, has_flag = MASKED[name]
-    # V_DIV_FMAS has a result that output modifiers apply to.
+    # Of these instructions, output modifiers apply only to V_DIV_FMAS.
     allowed = {"clamp", "mul", "div"} if kind[:1] == "f" and not has_flag else set()
     _require_modifiers(ins, allowed)
     operands = list(ins.operands)

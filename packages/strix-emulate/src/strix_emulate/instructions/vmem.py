@@ -83,7 +83,8 @@ def reads_shared_memory(ins: Instruction) -> bool:
 def communicates(ins: Instruction) -> bool:
     """Return whether an instruction may let one workgroup wait for another one.
 
-    That is an atomic of global memory, an access with GLC, or an invalidation of the GL1 cache.
+    That is an atomic of another memory than the LDS, an access with GLC, or an invalidation of the
+    GL1 cache.
     """
     kind = MEMORY.get(ins.name)
     if kind is None or kind.space == "ds":
@@ -110,8 +111,8 @@ def compile_memory(ins: Instruction, spaces: Spaces) -> Compiled:
 def _compile_invalidation(kind: MemoryKind, spaces: Spaces) -> Compiled:
     """Compile an invalidation of a cache.
 
-    BUFFER_GL0_INV and BUFFER_GL1_INV let loads see the stores of other waves. Other invalidations
-    have no effect here.
+    In a kernel that polls memory, BUFFER_GL0_INV and BUFFER_GL1_INV let loads see the stores of
+    other waves. Other invalidations have no effect here.
     """
     if kind.space != "buffer" or not spaces.polls:
         return NO_OPERATION
@@ -247,7 +248,7 @@ def _read_access(ins: Instruction, kind: MemoryKind, cache: frozenset[str]) -> _
         cache: Modifiers for caches, which have no effect on results.
 
     Raises:
-        Unknown: The instruction has another modifier.
+        Unknown: The instruction has a modifier that is not supported.
     """
     _require_modifiers(ins, kind, cache)
     offsets = [ins.modifiers.get("offset", 0)]
