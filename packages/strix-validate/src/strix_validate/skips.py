@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from strix_validate.checks import Result, State, is_named
 from strix_validate.reporting.record import Device
 
-#: The tiers that check each package of kernels.
+#: The tiers whose checks of a package in [package] may be skipped.
 _PACKAGE_TIERS = ("kernels", "attention", "emulated")
 
 

@@ -338,7 +338,7 @@ def _memory_lines(result: ModelAnswer) -> list[str]:
 
 
 def _serve_lines(name: str, result: ModelAnswer, weights: int, tree: Tree) -> list[str]:
-    """Return lines with optional flags, then the command that serves a model on this machine."""
+    """Return lines: optional flags, then the command that serves a model here, or why none does."""
     lines = []
     if not result.refusal:
         flags, note = result.parsers

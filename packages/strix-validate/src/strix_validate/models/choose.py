@@ -95,7 +95,8 @@ class _Packages(vllm_source.Finder):
 
     def exec_module(self, module):
         module.__file__ = "a mock"
-        if module.__name__ == "flash_attn":  # the recipe's patch of flash-attn sets this variable
+        # The real flash_attn, with the recipe's patch, sets this variable at import.
+        if module.__name__ == "flash_attn":
             os.environ.setdefault("FLASH_ATTENTION_TRITON_AMD_ENABLE", "TRUE")
 
 
@@ -110,7 +111,7 @@ class OnMeta(TorchFunctionMode):
 
 
 def _define_operators(source: Path) -> list[torch.library.Library]:
-    """Define an operator for each name that the sources declare.
+    """Define an operator in each library of _OPERATORS for each name that vLLM's sources declare.
 
     Layers look the operators up, but do not call them.
     """
@@ -134,7 +135,8 @@ def make_machine(folder: Path, source: Path) -> list[torch.library.Library]:
         source: vLLM's source folder.
 
     Returns:
-        Libraries of operators, which must be kept alive as long as the mock is used.
+        Mock libraries of operators, which must be kept alive as long as the mock GPU is used; empty
+        if the source is built.
     """
     _write_nodes(folder)
     os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -186,7 +188,7 @@ def _mock_torch() -> None:
 
 
 def _mock_version(vllm_version: str) -> None:
-    """Make importlib.metadata return a version for vLLM, which is not installed."""
+    """Make importlib.metadata return a version for vLLM, which need not be installed."""
     metadata: Any = importlib.metadata
     installed_version = metadata.version
 
@@ -282,7 +284,7 @@ def _kernels(model) -> Iterator[tuple[str, str]]:
 
 
 def _linear_kernel(layer, method) -> str:
-    """Return the class of a linear layer's kernel; "" if it has none.
+    """Return the name of the class of a linear layer's kernel; "" if it has none.
 
     Args:
         layer: The layer.

@@ -17,7 +17,8 @@ from strix_validate.models.answer import MALFORMED, ModelAnswer, answer, describ
 from strix_validate.models.table import NoModel
 from strix_validate.terminal import JsonOption, VllmOption
 
-#: Exceptions that code raises if a file's values have other types or sizes than expected.
+#: Exceptions raised if a file cannot be read, or if its values have other types or sizes than
+#: expected.
 _MALFORMED = (*MALFORMED, RecursionError, OSError)
 _GGUF_NOTE = (
     "vLLM reads GGUF only with vllm-gguf-plugin, which is in the environment `formats` of the vllm "
@@ -52,7 +53,7 @@ def _escape_unprintable(text: str) -> str:
 
 
 def _answer_config(config: dict, folder: Path | None, source: Path | None) -> ModelAnswer:
-    """Answer with vLLM's own code if it is on this machine, or else from the table."""
+    """Answer with vLLM's own code if it runs on this machine, or else from the table."""
     try:
         if source or find_spec("vllm"):
             from strix_validate.vllm import source as vllm_source
@@ -109,7 +110,8 @@ def _answer_adapter(file: Path, config: dict, source: Path | None) -> Served:
     """Answer for the model that a LoRA belongs to, with the flags that load the LoRA.
 
     Raises:
-        NoModel: The model is not on this machine, or vLLM does not read the adapter.
+        NoModel: The model is not on this machine or has no config.json, or the adapter is not
+            valid, or vLLM does not read it.
     """
     adapter = lora.read_adapter(config)
     if adapter.refused:
@@ -144,7 +146,7 @@ def answer_model(model: str, source: Path | None) -> Served:
 
     Args:
         model: A folder, a file that describes a model, or OWNER/NAME.
-        source: vLLM's source folder, or None for the installed vLLM.
+        source: vLLM's source folder, or None for the installed vLLM or, without one, the table.
     """
     file = reading.find(model)
     if file.suffix == gguf_file.SUFFIX:

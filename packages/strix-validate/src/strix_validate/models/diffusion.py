@@ -61,8 +61,8 @@ def answer(index: Mapping, folder: Path) -> Pipeline:
     """Return the pipeline that a model_index.json describes, with the sizes of its weights.
 
     Raises:
-        NoModel: The index names no pipeline, a file of weights cannot be read, or the table is not
-            for this GPU.
+        NoModel: The index names no pipeline or no valid components, a file of weights is missing or
+            cannot be read, or the table is not for this GPU.
     """
     table.require_target()
     components = [key for key, value in index.items() if _is_component(value)]
@@ -99,7 +99,8 @@ def _require_shards(folder: Path, present: set[str]) -> None:
     """Require that an index's files are all present if one of them is.
 
     Raises:
-        NoModel: A file is missing, as in a download that was interrupted.
+        NoModel: A file is missing, as in a download that was interrupted, or an index cannot be
+            read.
     """
     for file in folder.glob("*.safetensors.index.json"):
         try:
@@ -115,7 +116,7 @@ def _count_elements(file: Path) -> int:
     """Count the numbers in a safetensors file, from its header.
 
     Raises:
-        NoModel: The file has no such header.
+        NoModel: The file cannot be read, or its header is not valid.
     """
     try:
         if not file.is_file():  # reading a pipe would not end

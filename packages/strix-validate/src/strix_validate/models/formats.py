@@ -25,8 +25,8 @@ _QUARK = {
     "fp4": ("float", 4),
     "mxfp4": ("float", 4),
 }
-#: Format for each quant_algo of ModelOpt that vLLM can read. The function `_modelopt_format` names
-#: the formats of other values.
+#: Formats by quant_algo of ModelOpt. The function `_modelopt_format` names the formats of other
+#: values.
 _MODELOPT = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
@@ -59,10 +59,12 @@ def find_quantization(config: Mapping) -> Mapping[str, Any]:
 
 
 def read_format(config: Mapping) -> str:
-    """Return the format of a model's weights, as table.toml names it; else the quant_method.
+    """Return the format of a model's weights: its name in table.toml, or else a phrase.
+
+    The phrase may be the quant_method alone.
 
     Raises:
-        NoModel: quantization_config is not an object, or has a text where a number belongs.
+        NoModel: quantization_config is not an object, or has a value of a wrong type.
     """
     quantization = find_quantization(config)
     if not quantization:
@@ -115,7 +117,7 @@ def _gptq_format(quantization: Mapping, bits: int) -> str:
 
 
 def _compressed_tensors_format(quantization: Mapping) -> str:
-    """Return the format of a compressed-tensors file, in which each group of layers has one."""
+    """Return the format of compressed-tensors weights, or say that their groups' formats differ."""
     groups = quantization.get("config_groups") or {}
     formats = {_group_format(_read_group(group)) for group in groups.values()}
     if not formats:
@@ -132,7 +134,8 @@ class _Group:
     Attributes:
         type: Type of a weight: "int" or "float".
         bits: Bits of a weight.
-        strategy: The weights that share a scale: "tensor", "channel", "group" or "block".
+        strategy: Which weights share a scale, such as "tensor", "channel", "group" or "block"; None
+            if the file does not state it.
         size: Number of weights that share a scale; 0 if the file does not state it.
         inputs: Format of the activations; empty if they stay in 16 bits.
     """

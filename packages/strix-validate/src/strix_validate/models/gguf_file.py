@@ -244,7 +244,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
     }
     config |= {key: value for key, value in values.items() if value is not None}
     if isinstance(kv_heads, list):
-        # in a hybrid model, layers without key heads have no attention
+        # in a hybrid model, layers without key heads have Mamba or linear attention
         other = "mamba" if header.get("ssm.state_size") else "linear_attention"
         kinds = []
         for count in kv_heads:

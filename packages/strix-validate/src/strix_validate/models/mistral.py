@@ -37,7 +37,8 @@ def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         NoModel: The file describes no model, or has a quantization that vLLM does not read.
     """
-    # a feature that the file leaves out is off, whatever the default of transformers' class
+    # without these keys in the file, both features are off, whatever the default of transformers'
+    # class
     text: dict[str, Any] = {"tie_word_embeddings": False, "sliding_window": None}
     for key, value in params.items():
         text[_NAMES.get(key, key)] = value
@@ -91,7 +92,11 @@ def _convert_windows(text: dict[str, Any]) -> None:
 
 
 def _quantization(quantization: Mapping | None) -> dict[str, Any] | None:
-    """Return the quantization_config of a config.json for a quantization of a params.json."""
+    """Return the quantization_config of a config.json for a quantization of a params.json.
+
+    Raises:
+        NoModel: vLLM does not know the quantization.
+    """
     if not quantization:
         return None
     if quantization.get("qformat_weight") == "fp8_e4m3":

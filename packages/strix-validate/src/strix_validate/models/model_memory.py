@@ -11,13 +11,13 @@ from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_te
 from strix_validate.models.formats import find_quantization, read_format
 from strix_validate.models.table import read_table
 
-#: The only format in which the output head is quantized too.
+#: The format for which :func:`weights` counts the output head as quantized too.
 _HEAD_TOO = "mxfp8, its head too"
 #: bitsandbytes' other format, in which a weight has 8 bits instead of 4.
 _BITSANDBYTES_8 = "bitsandbytes of 8 bits"
 #: Bytes of a weight in a layer's matrices by format, including the weight's share of its group's
-#: scale and zero point, except for bitsandbytes. If a format does not fix the size of a group, 128
-#: weights are assumed. For gguf, the number is a lower bound.
+#: scale and zero point, except for bitsandbytes and fp8-blocks. If a format does not fix the size
+#: of a group, 128 weights are assumed. For gguf, the number is a lower bound.
 _BYTES = {
     "16 bits": 2.0,
     "fp8": 1.0,
@@ -152,7 +152,7 @@ def _sparse_bytes(
         text: The text model.
         hidden: Its hidden_size.
         form: Format of the weights.
-        matrix_bytes: Bytes of a weight outside of the experts.
+        matrix_bytes: Bytes of a weight of the shared experts.
     """
     router = 2.0 * hidden * text["num_experts"]
     shared = matrix_bytes * _num_matrices(text) * hidden * _shared_size(text)
@@ -281,7 +281,7 @@ def _compressed(text: Mapping, hidden: int, kind: str) -> int:
 
 
 def _linear_attention(text: Mapping, hidden: int) -> int:
-    """Count a layer of linear attention: a gated delta rule, Kimi's, or lightning attention."""
+    """Count a layer of linear attention: a gated delta rule, Kimi's, or lightning; 0 for others."""
     value_heads = text.get("linear_num_value_heads")
     if value_heads:
         keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
@@ -458,7 +458,10 @@ def _is_tied(config: Mapping) -> bool:
 
 
 def uncounted(config: Mapping) -> list[str]:
-    """Name the parts of a model that :func:`weights` leaves out, so that its result is too low."""
+    """Name the parts of a model that :func:`weights` leaves out, so that its result is too low.
+
+    Norms and biases are not named.
+    """
     text = find_text(config)
     names = []
     if "encoder_layers" not in text:

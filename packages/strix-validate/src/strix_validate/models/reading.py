@@ -25,7 +25,7 @@ def find(model: str) -> Path:
     downloaded.
 
     Raises:
-        NoModel: There is no such file; the message says how to get one.
+        NoModel: There is no such file. For OWNER/NAME, the message says how to get it.
     """
     path = Path(model)
     if path.is_file():

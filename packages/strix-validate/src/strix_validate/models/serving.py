@@ -26,7 +26,7 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-#: The length that vLLM assumes if no key states one.
+#: The length that vLLM assumes if neither a key nor the tokenizer states one.
 _UNKNOWN_LENGTH = 2048
 #: Types of rope that do not scale, or whose max_position_embeddings is already the scaled length.
 _SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default")
@@ -95,7 +95,7 @@ def _is_number(value: object) -> bool:
 
 
 def _limit_by_tokenizer(length: float | None, folder: Path) -> float | None:
-    """Return the length, or the tokenizer's model_max_length if that is less."""
+    """Return the length, or the tokenizer's model_max_length if that is less or length is None."""
     try:
         limit = read_json_object(folder / "tokenizer_config.json").get("model_max_length")
     except ValueError:
@@ -177,7 +177,7 @@ def list_draft_flags(config: Mapping) -> list[str]:
 
 
 def find_speed(config: Mapping) -> str:
-    """Return the published speeds of a format on gfx1151, with their source, or ""."""
+    """Return the published speeds of models in this format on gfx1151, with the source, or ""."""
     text = find_text(config)
     form = read_format(config)
     layers = [] if "encoder_layers" in text else list_layers(text)

@@ -33,8 +33,8 @@ ATTENDS = {
 }
 #: Formats in which vLLM treats the output head as a layer of its own, in 16 bits.
 _SEPARATE_HEAD = ("auto-round", "auto-round of 8 bits", "nvfp4 by modelopt", "mxfp8 by modelopt")
-#: How the names of vLLM's tables of tiles state the experts' format. vLLM has no tables for formats
-#: that are not listed.
+#: How the names of vLLM's tables of tiles state the experts' format. `describe_tiles` says nothing
+#: about formats that are not listed.
 _TILED = {
     "16 bits": "",
     "fp8-blocks": ",dtype=fp8_w8a8,block_shape=[128,128]",
@@ -56,9 +56,9 @@ class Row:
     Attributes:
         part: The part, such as "attention" or "linear".
         of: The kind of the part; for "linear" and "experts", the format of the weights.
-        chosen: Name of the backend or kernel.
+        chosen: Name of the backend or kernel, or "".
         refused: The message with which vLLM refuses the part, or "".
-        instead: What to use instead of a refused part.
+        instead: What to use instead of a part that is refused or was not compared.
         checks: Ids of the checks that launch the backend or kernel.
         record: Name of the record of a run by hand, or "".
     """
@@ -140,7 +140,7 @@ def describe_tiles(config: Mapping, source: Path | None = None) -> str:
         source: vLLM's source folder; None for the release that the table was compared with.
 
     Returns:
-        A phrase; empty if the model has no experts, or their kernel reads no table.
+        A phrase; empty if the model has no experts, or if _TILED lacks their format.
     """
     text = find_text(config)
     count = text.get("num_experts")
@@ -252,7 +252,7 @@ def _experts_format(text: Mapping, form: str) -> str:
 
 @cache
 def _row(part: str, of: str) -> Row:
-    """Return a row of the table; if the table lacks the format, make one from vLLM's registry."""
+    """Return a row of the table or, without one, a row that says whether vLLM reads the format."""
     for row in read_rows():
         if (row.part, row.of) == (part, of):
             return row

@@ -80,8 +80,8 @@ def bounds(
 
     The unit is at least eps(dtype) / 2 * max|exact|, the rounding of the result alone, because the
     error of a correct kernel can be zero by chance, for example with a single key. This minimum is
-    the same for all gradients: with one key, the gradients of q and k are zero, because their terms
-    cancel, but these terms are as large as those of v's gradient. The unit is also at least
+    the same for dq, dk and dv: with one key, dq and dk are zero, because their terms cancel, but
+    these terms are as large as those of dv. The unit is also at least
     eps(float32) * max|terms|, the rounding of the sums. Without this second minimum, the minimum
     would be zero if such a gradient were computed alone.
 

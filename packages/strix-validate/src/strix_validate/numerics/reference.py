@@ -365,7 +365,7 @@ def _multiply(
     """Compute out and the gradients from the weights, for each query head.
 
     Returns:
-        out, dq, dk, dv, and dscores, the gradient of the scores.
+        out, dq, dk, dv, and dscores, the gradient of the scores before the softcap.
     """
     sign = -1.0
     if dtype == TERMS:

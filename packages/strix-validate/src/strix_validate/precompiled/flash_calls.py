@@ -2,8 +2,9 @@
 """Calls of flash-attn whose kernels are shipped in packages or warmed up.
 
 The key of a kernel in Triton's cache includes the head dim, the data type, the mask, and for each
-integer argument whether it is 1 or a multiple of 16. It includes no lengths, numbers of heads,
-scales or sizes of windows. So one call of each kind is enough to compile all kernels of its kind.
+integer argument that Triton specializes, whether it is 1 or a multiple of 16. It includes no
+lengths, numbers of heads, scales or sizes of windows. So one call of each kind is enough to compile
+all kernels of its kind.
 """
 
 import importlib.util

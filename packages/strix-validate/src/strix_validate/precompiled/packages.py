@@ -32,8 +32,8 @@ from strix_validate.triton.modes import CallAnswer
 from strix_validate.triton.stand_in import Lookup
 from strix_validate.triton_packages import fla, liger, sage
 
-#: Largest number of calls for one child process. With a smaller number there would be more
-#: processes, each of which takes seconds to import torch.
+#: Largest number of calls for one child process, unless it makes all calls. With a smaller number
+#: there would be more processes, each of which takes seconds to import torch.
 BATCH = 24
 #: Packages besides flash-attn and vLLM whose kernels are shipped. conch's and vllm-gguf-plugin's
 #: kernels are not shipped, because only models with 8-bit or GGUF weights need them.
@@ -79,7 +79,8 @@ def look_up(
         The answers in the order of the calls.
 
     Raises:
-        triton_modes.ChildError: A child process ended without an answer.
+        triton_modes.ChildError: A child process crashed, could not import the library, or exceeded
+            its time limit.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
     size = len(calls) if in_one_process else min(BATCH, math.ceil(len(calls) / jobs))
@@ -121,7 +122,7 @@ def write(folder: Path, lookups: Iterable[Lookup]) -> int:
 
 
 def _write_files(folder: Path, lookup: Lookup) -> dict[str, str]:
-    """Write a kernel's files, if Triton loads them; return their sha256 by name."""
+    """Write those of a kernel's files that Triton loads; return their sha256 by name."""
     digests = {}
     for name, path in lookup.files.items():
         if not name.endswith((".json", ".hsaco")):
@@ -149,7 +150,7 @@ def _require_matrix_unit(lookup: Lookup) -> None:
 
 
 def measure_lookup(lookup: Lookup) -> costs.KernelCost:
-    """Return the cost of a looked-up kernel for gfx1151."""
+    """Return the cost of a looked-up kernel, which was compiled for TARGET."""
     files = {Path(path).suffix: Path(path) for path in lookup.files.values()}
     metadata = json.loads(files[".json"].read_bytes())
     code = files[".hsaco"].read_bytes()
@@ -201,6 +202,7 @@ def list_calls(library: str, set_name: str, source: str) -> Sequence[Call]:
     Raises:
         CannotRun: The library is not installed, or no folder of vLLM's source is given.
         ValueError: There is no such set, or the folder is not a source tree of vLLM.
+        SystemExit: No kernels of the library are shipped.
     """
     if set_name not in FLASH_SETS:
         raise ValueError(

@@ -102,7 +102,7 @@ def vllm_workload(source: Path) -> Iterator[_GroupedCall]:
 
 
 def package_workload() -> Iterator[_GroupedCall]:
-    """Yield (PACKAGE-MODEL/KIND, call) for other packages.
+    """Yield (PACKAGE-MODEL/KIND, call) for other packages; liger's losses have no MODEL.
 
     fla computes linear attention, liger-kernel a training step, and sageattention a diffusion
     model's attention.

@@ -16,7 +16,7 @@ from strix_validate import TARGET
 from strix_validate.checks import Result, Severity, State
 from strix_validate.json_file import read_small_file
 
-#: The version of the schema. It is raised when a field changes its meaning or is removed.
+#: The version of the schema. It increases when a field changes its meaning or is removed.
 SCHEMA = 3
 #: A run proves that packages work only if checks of all tiers in _PROVING_TIERS passed, the size is
 #: in _PROVING_SIZES, and at least _PROVING_COMPARISONS tensors were compared.
@@ -115,8 +115,8 @@ class Device(StrictModel):
     Attributes:
         type: "gpu", "cpu", or "none" if no check uses torch, or if torch or the requested GPU is
             absent.
-        architecture: The name of a GPU in LLVM, or the processor's architecture.
-        name: The name of a GPU.
+        architecture: The GPU's name in LLVM or, without a GPU, the processor's architecture.
+        name: The GPU's product name; "" without a GPU.
         build: What torch was built for.
         toolkit: The version of HIP or CUDA that torch was built with.
         units: torch's multi_processor_count: workgroup processors on gfx1151, which have two

@@ -32,7 +32,8 @@ class Speed(StrictModel):
         model: A pattern of names of models, in lower case.
         bounds: The lowest speed of a machine without faults, and the highest that the hardware
             allows; None if unknown.
-        published: Speeds that owners of a gfx1151 published, and their configuration.
+        published: Speeds that owners published, on gfx1151 unless it names another GPU, and their
+            configuration.
         cause: The usual cause of a slower speed.
         source: Links.
     """
@@ -116,7 +117,7 @@ class Comparison:
         return "as expected"
 
     def explain(self) -> str:
-        """Explain a speed outside its range: the expected speed, and the usual cause."""
+        """Explain a speed outside its range: the expected range, and likely causes."""
         speed = self.speed
         measured = f"{self.name}: {self.value:.3g} {speed.unit}, expected {self.expected}"
         if self.verdict == "too fast":

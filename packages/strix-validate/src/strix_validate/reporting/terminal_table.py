@@ -151,7 +151,7 @@ def _format_times(measured: dict, direction: str) -> tuple[str, str]:
 
 
 def describe_measured(measured: dict) -> str:
-    """Return the largest error as a fraction of its bound; all values if nothing was compared."""
+    """Return the largest error as a fraction of its bound; the values if nothing was compared."""
     comparisons = [value for value in measured.values() if _is_comparison(value)]
     if any(comparison["error"] is None for comparison in comparisons):
         return "not finite"
@@ -167,7 +167,7 @@ def describe_measured(measured: dict) -> str:
 
 
 def find_worst_share(measured: dict) -> float | None:
-    """Return the largest error as a fraction of its bound.
+    """Return the largest error or root mean square error as a fraction of its bound.
 
     The result is None if nothing was compared, or if an error is not finite.
     """

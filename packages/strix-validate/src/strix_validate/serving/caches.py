@@ -214,7 +214,7 @@ def judge_long_pairs(server: Endpoint, length: int = _SHARED) -> dict:
     """Require right answers to simultaneous long prompts that differ from the first token on.
 
     Raises:
-        CannotRun: The context is shorter than the prompts.
+        CannotRun: The context is too short for the prompts, their answers or the known text.
     """
     context = server.context()
     if context and context < length + 4 * _GENERATED:
@@ -328,7 +328,8 @@ def judge_context(server: Endpoint) -> dict:
         raise CannotRun("the server does not say how long its context is")
     pages = Pages(server)
     about = f"at the end of the context of {context} tokens"
-    # A short prompt as long as the context would have the same faults as the end of the context.
+    # The short prompt has at most half of the context's length. If it were as long as the context,
+    # it would have the same faults as the end of the context.
     short = _complete_passage(server, pages, min(_SHORT_PROMPT, context // 2))
     full = _complete_passage(server, pages, context)
     answer = full.answer
@@ -400,7 +401,7 @@ def _compare_by_prefill(server: Endpoint, answer: Generation) -> float:
 
 
 def _can_score(pages: Pages, context: int) -> bool:
-    """Return whether every server can list the log probabilities of `context` prompt tokens.
+    """Return whether a server is expected to list the log probabilities of `context` prompt tokens.
 
     vLLM's first model runner stores the logits of all tokens that it reads in one step.
     """

@@ -62,7 +62,7 @@ class Server:
 
 
 def estimate_cost(name: str, server: Server) -> tuple[int, int]:
-    """Return how many tokens a check reads and generates."""
+    """Return how many tokens a check reads and generates; 0 if the context is too short for it."""
     if name == "url-context":
         return 4 * server.context + 2_500, 70
     if name == "url-prefix":
@@ -80,7 +80,7 @@ def estimate_cost(name: str, server: Server) -> tuple[int, int]:
 
 
 def probe(endpoint: Endpoint) -> Server:
-    """Return a server's context length, cache block size and measured speed."""
+    """Return a server's context length, block size and measured speed; defaults after an error."""
     try:
         context = endpoint.context()
         block = endpoint.block_size()

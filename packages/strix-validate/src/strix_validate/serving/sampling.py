@@ -170,7 +170,12 @@ def _find_cut(probabilities: Sequence[float]) -> int:
 
 
 def _choose_prompt(server: Endpoint) -> tuple[list[int], dict[int, float]]:
-    """Return the prompt of _PROMPTS with the least certain next token, and its probabilities."""
+    """Return the prompt with the least certain next token, and the likeliest tokens' probabilities.
+
+    Raises:
+        CannotRun: No prompt of _PROMPTS has several likely next tokens, or the server lists no log
+            probabilities.
+    """
     highest_entropy = 0.0
     best_prompt: list[int] = []
     best_probabilities: dict[int, float] = {}

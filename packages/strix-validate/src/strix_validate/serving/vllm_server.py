@@ -308,6 +308,7 @@ def in_child(task: str, folder: Path, *arguments: str) -> dict:
 
     Raises:
         CheckFailed: The task failed; the message has the end of its log.
+        subprocess.TimeoutExpired: The task takes more than _START_LIMIT seconds.
     """
     search_path = os.pathsep.join(filter(None, sys.path))
     process = subprocess.run(

@@ -61,7 +61,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def is_local(url: str) -> bool:
-    """Return whether a URL points to this machine. A proxy cannot reach such a URL."""
+    """Return whether a URL points to this machine. A proxy elsewhere cannot reach such a URL."""
     return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 

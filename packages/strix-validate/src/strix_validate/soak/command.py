@@ -126,7 +126,7 @@ class SoakRecord:
             self._last_write = time.monotonic()
 
     def close(self, print_line: _PrintLine) -> Record:
-        """Write the record and its plot, print the files' names, and return the record."""
+        """Write the record and, with matplotlib, its plot; print their names; return the record."""
         self._table.close()
         report = self.make_record()
         report.write(self.file)

@@ -94,7 +94,7 @@ class LineProcess:
         return self._process.poll()
 
     def kernel_state(self) -> str:
-        """Return the state of the process from /proc, such as "D in amdgpu_fence_wait"."""
+        """Return the state of the process from /proc, such as "D in amdgpu_fence_wait", or ""."""
         folder = Path("/proc", str(self.pid))
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2]

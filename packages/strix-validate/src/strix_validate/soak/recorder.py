@@ -107,10 +107,10 @@ class Recorder:
         self._read_at = 0.0
 
     def run(self, seconds: float, hang_after: float) -> None:
-        """Record until the time is over, or until the worker hangs or ends.
+        """Record until a load makes progress after `seconds`, or the worker hangs or ends.
 
         Args:
-            seconds: How long to record.
+            seconds: Minimum time to record, unless the worker hangs or ends.
             hang_after: Seconds without progress after which the worker counts as hung.
         """
         story = self._story
