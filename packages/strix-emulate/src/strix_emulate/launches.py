@@ -27,9 +27,11 @@ class Buffer:
     """The array that a pointer argument points into.
 
     Attributes:
-        data: The array. A launch copies it to global memory, and copies the results back unless the
-            mode is "in".
-        mode: "in" traps on stores, "out" traps on loads before a store, "inout" allows both.
+        data: The array. A launch copies it to global memory, and copies the results back unless all
+            buffers in the array have the mode "in".
+        mode: "in" traps on stores. "out" reports loads of bytes that no store wrote, if the launch
+            makes checks. "inout" allows all accesses, and also applies if buffers in the same array
+            have different modes.
         offset: Offset of the pointer from the array's start, in bytes.
         host: Host address of the array, if the kernel may reach it by a pointer in another array;
             else 0.
@@ -47,9 +49,9 @@ class Launch:
 
     Attributes:
         kernel: The kernel.
-        instructions: Its instructions.
-        executed: Wave-instructions.
-        seconds: CPU seconds.
+        instructions: Its instructions, or those that replaced them.
+        executed: Number of executed wave-instructions.
+        seconds: CPU seconds of all processes.
         blocks: Basic blocks by address, each with the number of entries into it.
         cores: Number of processor cores that were used.
         one_core_reason: Why the kernel had to stay on one core although more were allowed, or "".
@@ -100,7 +102,7 @@ class _Placed:
 
 #: Mode of an array in global memory by the mode of its buffers.
 _MODES = {"in": READ_ONLY, "inout": WRITABLE, "out": UNWRITTEN}
-#: struct's format of an argument that is passed by value, by the argument's size in bytes.
+#: Format for Python's `struct` of an argument that is passed by value, by its size in bytes.
 _INTEGER_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _FLOAT_FORMATS = {2: "e", 4: "f", 8: "d"}
 #: Bytes for the queue and the dispatch packet. They include the unused space that the arena leaves
@@ -127,8 +129,8 @@ def launch(
         kernel: The kernel.
         grid: Number of workgroups as (x,), (x, y) or (x, y, z).
         arguments: One value for each argument in the kernel's metadata: a buffer, a number, or None
-            for a null pointer. Hidden arguments cannot be given. The two trailing scratch pointers
-            that Triton appends can be left out.
+            for a null pointer. Hidden arguments cannot be given. The last two arguments can be left
+            out if they are pointers, because Triton appends two scratch pointers.
         threads: Number of threads of a workgroup, or a tuple like grid. None for the maximum in the
             metadata.
         lds: Bytes of LDS in addition to the kernel's own. None for the kernel's launch_lds.
@@ -189,7 +191,8 @@ def _find_size(
     """Return the size of a launch.
 
     Raises:
-        EmulatorError: The GPU cannot launch a grid of that size.
+        EmulatorError: The GPU cannot launch a grid or workgroups of that size, or with that much
+            LDS.
     """
     if not isinstance(threads, tuple):
         threads = (threads or kernel.max_threads,)
@@ -213,7 +216,10 @@ def _find_size(
 
 
 def _find_image(kernel: Kernel, program: Program) -> Image | None:
-    """Return the kernel's image if the code needs constants, variables or functions in it."""
+    """Return the kernel's image if the code may use constants, variables or functions in it.
+
+    The code finds them with S_GETPC. Without this instruction, return None.
+    """
     if any(ins.name == "s_getpc_b64" for ins in program.instructions):
         return kernel.image
     return None
@@ -245,7 +251,7 @@ def _make_machine(
     size: _Size,
     kernarg: int,
 ) -> Machine:
-    """Place image, queue and dispatch packet in memory; return the launch's `Machine`."""
+    """Place the image (if needed), queue and packet in memory; return the launch's `Machine`."""
     image = _find_image(kernel, program)
     code = _place_image(arena, image) if image else 0
     queue = arena.place(np.zeros(64, np.uint8), READ_ONLY)
@@ -289,7 +295,7 @@ def _cached_program(
     _library: native.Library | None,
     _disabled_checks: frozenset[str],
 ) -> Program:
-    """Return the program for all launches of a kernel with the same library and checks.
+    """Return the program for all launches of a kernel with the same library and disabled checks.
 
     All parameters are part of the cache's key. The image is one of them because kernels compare
     equal even if their images differ.
@@ -309,7 +315,7 @@ def _place_image(arena: Arena, image: Image) -> int:
 
 
 def fits_packet(grid: tuple[int, ...], block: tuple[int, ...]) -> bool:
-    """Return whether a dispatch packet can state the size of a launch: 32 bits per dimension."""
+    """Return whether a dispatch packet can state a launch's threads: 32 bits per dimension."""
     return all(g * b < 1 << 32 for g, b in zip(grid, block, strict=True))
 
 
@@ -375,7 +381,8 @@ def _pack_arguments(
                 placed,
             )
         elif argument.kind == "by_value" or i < len(declared) - 2:
-            # Only the two scratch pointers that Triton appends may be left out. They are null.
+            # Only the last two arguments may be left out, and only if they are pointers, because
+            # Triton appends two scratch pointers. They are then null.
             raise EmulatorError(
                 f"{kernel.name}: argument {i} is missing; the kernel declares arguments 0 to "
                 f"{len(declared) - 1}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A plugin of vLLM that reports the emulated device.
+"""A plugin for vLLM that reports the emulated device.
 
 vLLM itself looks for an AMD GPU in amdsmi and, with this project's patch, in the kernel driver. If
 neither lists one, vLLM ends with "Failed to infer device type", although HIP works.

@@ -442,7 +442,7 @@ def _write_loaded(g: Waves, first: int, data: np.ndarray, half: str) -> None:
 def _compile_store(
     ins: Instruction, access: _Access, spaces: Spaces, space: str, counters: tuple
 ) -> Callable:
-    """Compile a store to one space. A wait for the first counter guarantees its completion."""
+    """Compile a store to one space. A wait for `counters[0]` guarantees the store's completion."""
     size = access.kind.size
     memory, locators = make_locators(space, ins, access.address, size, True, spaces, access.offsets)
     issued = access.outstanding(ins.text)

@@ -3,7 +3,7 @@
 
 A locator is a function on waves. It returns three values:
 
-* the offset of each access in the memory;
+* the offset of each access in the memory, only for lanes that access it;
 * for each active lane, whether it accesses the memory, or None if all active lanes do;
 * the tags of the accesses, or None if no race is possible.
 """
@@ -38,7 +38,7 @@ class Spaces:
         code_address: Address of the kernel's first instruction.
         clock: Function that returns the number of wave-instructions executed so far.
         target: The GPU.
-        polls: Whether the kernel polls memory that other waves change.
+        polls: Whether the kernel may poll memory that other waves change.
         orders: Whether anything besides barriers may order the waves' accesses.
     """
 
@@ -55,12 +55,12 @@ class Spaces:
     orders: bool = False
 
     def note_load(self, at: np.ndarray) -> None:
-        """Record the arrays that a load of global memory touches, to judge races later."""
+        """Record the arrays that a load of global memory touches, if races are judged later."""
         if self.arena.doubts is not None:
             self.arena.doubts.note_load(at)
 
     def note_store(self, g: Waves, inside: np.ndarray | None) -> None:
-        """Record which waves store.
+        """Record which waves store, if races are judged later.
 
         `inside` has a flag for each active lane: whether it stores. None means that all do.
         """
@@ -68,12 +68,12 @@ class Spaces:
             self.arena.doubts.note_store(g, inside)
 
 
-#: Numbers of memories in emulate.c, by the first part of a mnemonic.
+#: Numbers of memories in emulate.c, by the first part of a mnemonic. "flat" stands for any memory.
 _SPACES = {"global": 0, "buffer": 0, "ds": 1, "scratch": 2, "flat": 3}
 
 
 def memory_fields(ins: Instruction, operands) -> dict:
-    """Return the fields of C's operation that name the memory of an access."""
+    """Return the fields of C's operation that say which memory an access uses, and how."""
     space = ins.name.split("_")[0]
     fields = {
         "memory": _SPACES[space],
@@ -92,7 +92,7 @@ def address_sources(
     operands,
     count: int = 0,
 ) -> tuple[tuple[Operand, str], ...]:
-    """Return the operands of C's operation that are added to the constant offset.
+    """Return the operands of C's operation that are added to the constant offset, with their kinds.
 
     Args:
         ins: The instruction.
@@ -188,7 +188,7 @@ def _find(
 ):
     """Call Arena.find, and add the lane to its trap.
 
-    `selected` has flags of the active lanes that access memory. None means that all do.
+    `selected` has a flag for each active lane: whether it accesses memory. None means that all do.
     """
     try:
         return arena.find(addresses, size, write)
@@ -224,8 +224,8 @@ def _buffer_range(ins: Instruction, operands, size: int, constant: int) -> Calla
     """Return a function on waves that says which bytes of a buffer a buffer access addresses.
 
     An access by offset needs a raw resource, and an access by index a resource of records with
-    `stride` bytes (ISA, "Buffer Addressing"). The access traps if a resource of records is swizzled
-    or adds the lane's number to the index.
+    `stride` bytes (ISA, "Buffer Addressing"). The access traps if the resource is of another kind,
+    or if a resource of records is swizzled or adds the lane's number to the index.
 
     Args:
         ins: The instruction.

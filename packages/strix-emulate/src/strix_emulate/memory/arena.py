@@ -18,14 +18,15 @@ UNWRITTEN = 3
 
 
 class Arena(Memory):
-    """Global memory. Its arrays are far apart, and each array lies across a 4 GiB boundary.
+    """Global memory. Its arrays are far apart, and each lies across a 4 GiB boundary.
 
-    An address that misses its array, even by gigabytes, does not hit another one. The boundary
-    reveals code that loses the carry into the high half of an address.
+    An array of less than 32 bytes begins at the boundary instead. An address that misses its array,
+    even by gigabytes, does not hit another one. The boundary reveals code that loses the carry into
+    the high half of an address.
 
     Attributes:
-        whole_words: Whether accesses of aligned words may reach past an array's end
-            (`Program.whole_words`).
+        whole_words: Whether accesses of 4 bytes may reach past an array's end, up to the next
+            multiple of 4 bytes (`Program.whole_words`).
         aliases: Host addresses of arrays, which pointers in memory may contain, as (3, n): first
             address minus BASE, end minus BASE, and distance to the array's address in global
             memory.
@@ -122,7 +123,7 @@ class Arena(Memory):
 
         Raises:
             Trap: An address outside of all arrays, a store to a read-only array, or a load of bytes
-                that nothing wrote.
+                of an UNWRITTEN array that nothing wrote, if such a finding ends the launch.
         """
         relative = (addresses - np.uint64(BASE)).view(np.int64)
         if not len(relative):

@@ -41,7 +41,7 @@ class Findings:
         disabled_checks: Checks that are not made.
         lenient: Whether no finding ends the launch.
         warn_only: Checks whose findings never end the launch.
-        instruction: The instruction that is executed now.
+        instruction: The instruction that is executed now, or None before the first one.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Findings:
         return not self.lenient and check not in self.warn_only | self.disabled_checks
 
     def report(self, check: str, message: str) -> None:
-        """Report a finding at the current instruction.
+        """Report a finding at the current instruction, unless its check is disabled.
 
         Raises:
             Trap: Findings of this check end the launch.
@@ -83,7 +83,7 @@ class Findings:
         message: str,
         count: int = 1,
     ) -> None:
-        """Add a finding that does not end the launch."""
+        """Add a note of a finding, or count it if its check has a note at this instruction."""
         place = describe_place(instruction)
         earlier = self._notes.get((check, place))
         if earlier is not None:
@@ -98,7 +98,7 @@ class Findings:
 
 
 def parse(names: str) -> frozenset[str]:
-    """Parse names of checks, separated by commas. "all" stands for every check.
+    """Parse names of checks, separated by commas. "all" alone stands for every check.
 
     Raises:
         EmulatorError: A name is not one of CHECKS.
@@ -113,7 +113,10 @@ def parse(names: str) -> frozenset[str]:
 
 
 def add_default_value(arguments: list[str]) -> list[str]:
-    """Return a command line in which a --no-checks without a value has the value "all"."""
+    """Return a command line in which a --no-checks without a value has the value "all".
+
+    A value consists of names of checks. Arguments from "--" on are not changed.
+    """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     allowed = {*CHECKS, "all"}
     completed = []

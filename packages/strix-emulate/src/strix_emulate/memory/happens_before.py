@@ -43,8 +43,9 @@ class _Accesses:
         writers: For each cell, a tag of the wave that last wrote the cell, or 0. The write released
             the accesses of this wave up to the tag.
         releases: Whether these are atomics.
-        swaps: For swaps that return a value: the values that they left in the cells, and whether
-            the last earlier write of each cell was an atomic. None for other accesses.
+        swaps: For swaps and compare-and-swaps that return the old value: the values that they left
+            in the cells, and whether the last earlier write of each cell was an atomic. None for
+            other accesses.
     """
 
     memory: str
@@ -88,8 +89,8 @@ class Order:
         self._visible: dict[int, Clocks] = {}
         #: The clocks that a wave gets from an acquire, by memory and cell.
         self._released: dict[tuple[str, int], Clocks] = {}
-        #: The value that an atomic left in a cell, and the wave that last changed the cell, by
-        #: memory and cell.
+        #: The value that a swap left in a cell, and the wave whose swap last changed the cell, by
+        #: memory and cell. Other atomics on the cell remove the entry.
         self._holders: dict[tuple[str, int], tuple[int, int]] = {}
 
     @property
@@ -237,7 +238,8 @@ class Order:
         places = set()
         for cell, tag, value, was_atomic in swaps:
             place = (event.memory, cell)
-            # If several lanes swap one cell, only the first swap may have changed it.
+            # If several lanes swap one cell, only the first swap counts: if the cell is a lock, no
+            # later one can have taken it.
             if place in places:
                 continue
             places.add(place)

@@ -33,7 +33,8 @@ def lazy_zeros(count: int, dtype) -> tuple[np.ndarray, np.ndarray | None]:
     take many times a machine's memory.
 
     Returns:
-        The array, and its pages for `release`, or None for a small array.
+        The array, and its pages for `release`. The pages are None if the array is small, or if the
+        system is not Linux.
     """
     size = count * np.dtype(dtype).itemsize
     if size < _MAPPED_SIZE or sys.platform != "linux":

@@ -75,7 +75,7 @@ def note(
         at: Offsets by lane.
         size: Bytes of each access.
         lanes: Flat numbers of the lanes that polled.
-        target: Registers that the instruction wrote. They are hashed too, because a swap may
+        target: Vector registers that the instruction wrote. They are hashed too, because a swap may
             succeed and leave the same value in memory.
         compares: Whether the instruction is a compare-and-swap.
     """

@@ -5,7 +5,7 @@ from strix_emulate.memory.shadow import Memory, Touch
 
 
 class Scratch(Memory):
-    """Private memory of lanes. Its shadow has a byte per cell, which says if it was written."""
+    """Private memory of lanes. Its shadow has a byte per cell: whether the cell was written."""
 
     of_lanes = True
 

@@ -46,7 +46,7 @@ class Touch:
 
     Attributes:
         memory: The memory.
-        at: Offsets, one for each active lane.
+        at: Offsets, one for each lane that accesses the memory.
         tags: Tags that the accesses left in the shadow.
         size: Bytes of each access.
         write: Whether the instruction is a store or an atomic.
@@ -137,7 +137,7 @@ class Memory(Storage):
         co_writers: Waves that wrote the same value to a cell, by cell, if they are of several
             workgroups.
         stores: The kernel's instructions, by address. Empty if no cache can hide a store.
-        store_addresses: Address of the instruction of `stores` that wrote each cell last.
+        store_addresses: Address of the instruction that wrote each cell last. Empty if `stores` is.
         one_workgroup: Whether each cell belongs to one workgroup, as in LDS and scratch. LDS and
             scratch have no cache.
         written: Tag of the last write of each cell.
@@ -244,7 +244,8 @@ class Memory(Storage):
                 harmless.
 
         Raises:
-            Trap: A race, a read before any write, or a load that may get an old value from a cache.
+            Trap: A race, a read before any write, or a load that may get an old value from a cache,
+                if such a finding ends the launch.
         """
         if not self.checked:
             return None
@@ -388,7 +389,10 @@ class Memory(Storage):
         return np.where(is_store, tags_that_stores_release(written), written)
 
     def _unordered(self, old, new):
-        """Return by element whether neither barriers nor atomics order two accesses."""
+        """Return by element whether two accesses are of different waves, and nothing orders them.
+
+        Barriers and atomics order accesses.
+        """
         conflict = are_unordered(old, new)
         if self.order is not None and conflict.any():
             at = np.flatnonzero(conflict)
@@ -467,7 +471,7 @@ class Memory(Storage):
             tags: Tag of each access.
 
         Raises:
-            Trap: A race.
+            Trap: A race, if such a finding ends the launch.
         """
         if not self.checked:
             self.store(at, data, size)
@@ -609,7 +613,7 @@ class Memory(Storage):
         size: int,
         lanes: int,
     ) -> np.ndarray:
-        """Return which of the cells from `_cells` lie in the words that a bit mask selects."""
+        """Return flags of the cells from `_cells`: whether they lie in the words of a bit mask."""
         count = max(1, size // self.cell)
         word = np.arange(count) * self.cell // 4
         return np.repeat((words >> word & 1).astype(bool), lanes)
@@ -669,7 +673,8 @@ class Memory(Storage):
         postponed = store_tags(touch.tags)
         if at_barrier:
             postponed = (touch.tags >> BARRIER) + 1 << BARRIER | touch.tags & 0xFF
-            # Only a wait for stores begins an epoch.
+            # The barrier does not wait for the access. So the access gets the tag of the epoch that
+            # begins when it has been awaited (tags.store_tags).
             if touch.write and not touch.returns and not self.one_workgroup:
                 postponed = store_tags(postponed)
         at = touch.at[selected]

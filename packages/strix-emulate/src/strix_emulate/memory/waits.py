@@ -41,7 +41,7 @@ class Outstanding:
         ordered: Whether the instruction finishes in order with others of its counter.
         instruction_text: The instruction, for messages.
         issuers: Flags of the waves that issued the instruction. None means that all waves did.
-        half: "l" or "h" if the instruction writes half a register.
+        half: "l" or "h" if the instruction writes half a register, or else "".
         atomic: Whether the instruction is an atomic.
         number: A number that is the same for equal entries.
     """
@@ -73,7 +73,7 @@ class Outstanding:
             _numbers[key] = self.number
 
     def for_waves(self, issuers: np.ndarray | None) -> "Outstanding":
-        """Return the entry with other issuers."""
+        """Return the entry with other issuers, or as it is if `issuers` is None."""
         if issuers is None:
             return self
         return Outstanding(

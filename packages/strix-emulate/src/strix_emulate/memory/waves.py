@@ -61,8 +61,8 @@ class Waves:
         has_polled: Whether the waves polled memory in this iteration.
         records_polls: Whether polls of this iteration are recorded.
         polled: The polls of this iteration.
-        pause: Length of the last pause in the recording of polls, in iterations; 1 at first. The
-            next pause is twice as long, up to a limit.
+        pause: Length of the last pause in the recording of polls, in iterations; 1 at first, and
+            again after the waves slept. The next pause is twice as long, up to a limit.
         skips: Iterations that remain until polls are recorded again.
         slept_with: The group (run.sleep) in which the waves slept until they were last woken by a
             change, or None.
@@ -392,7 +392,7 @@ def _flushing_reader(read: Callable) -> Callable:
 
 
 def vector_writer(op: Operand, kind: str) -> Callable:
-    """Return a function (waves, values, mask) that writes a vector register.
+    """Return a function (waves, values, mask) that writes a vector register or a pair of them.
 
     It writes the lanes of the mask. If the mask is None, it writes the active lanes.
     """

@@ -3,7 +3,7 @@
 
 Modules:
 
-* ``generate``: `build`, which compiles the library
+* ``generate``: `build`, which compiles the libraries
   (`python -m strix_emulate.native.generate FOLDER`).
 * ``library``: `load_library`, which loads the library for this processor if it is installed.
 * ``plans``: the effect of a run or a trace on the wait counters.

@@ -140,7 +140,7 @@ static void flush(void *at, int bits, long n) {
 }
 
 // Returns the values of a source: one for each lane, or one for each wave if width is 1. The result
-// is `temporary` or the register itself.
+// is `temporary`, or else the register itself or spare[7].
 static void *fetch(State *w, const Operand *o, void *temporary, long width) {
   const long waves = w->n, n = waves * width;
   const uint32_t *row = o->file == VECTOR ? w->v + o->index * n : w->s + o->index * waves;
@@ -349,8 +349,9 @@ static int all_follow(const State *w, const Op *o) {
 }
 
 // Executes count operations. Returns the number of executed operations, which is less than count if
-// numpy has to execute the next operation. kept: for each operation, its row of the log or -1. kept
-// is null if there is no log.
+// numpy has to execute the next operation, or if the next operation is the guard at which the waves
+// leave a trace. kept: for each operation, its row of the log or -1. kept is null if there is no
+// log.
 long strix_run(State *w, const Op *ops, long count, const int32_t *kept) {
   w->exec_changed = 0;
   w->classified[0] = 0;

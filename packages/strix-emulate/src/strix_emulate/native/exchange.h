@@ -41,8 +41,8 @@ static void between_files(State *w, const Op *o) {
   if (o->write_exec) update_masks(w), w->exec_changed = 1;
 }
 
-// Executes the LDS instructions that move values between lanes without accessing memory. A lane
-// that reads from an inactive lane gets 0.
+// Executes the LDS instructions that move values between lanes without accessing memory. An active
+// lane that gets no value from an active lane gets 0.
 static void exchange(State *w, const Op *o) {
   const long halves = w->n * w->halves;
   const uint32_t *x = fetch(w, &o->source[0], w->spare[2], lanes(w));

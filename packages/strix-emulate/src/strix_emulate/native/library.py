@@ -442,7 +442,10 @@ def encode_step(micros: tuple[MicroOp, ...], functions: dict[str, int]) -> list[
 
 
 def _feeds(first: COp, second: COp) -> bool:
-    """Return whether the second operation reads a register that the first one writes."""
+    """Return whether the second operation may read a register that the first one writes.
+
+    It counts as doing so if the first one writes a flag.
+    """
     target = first.target
     width = max(1, first.words or target.bits // 32)
     written = set(range(target.index, target.index + width))

@@ -27,9 +27,9 @@ static inline int64_t find_offset(Memory *m, uint64_t address, int size, int wri
   return offset;
 }
 
-// Reads base address, number of records and bytes of a record from a buffer resource. The records
-// of a raw resource have one byte. Returns 1 if the resource does not fit the access, or if only
-// numpy can compute its range.
+// Reads base address, number of records and bytes of a record from a buffer resource. For a raw
+// resource, `records` is the number of bytes, and `stride` is 0. Returns 1 if the resource does not
+// fit the access, or if only numpy can compute its range.
 static inline int read_resource(const State *w, const Op *o, long wave, uint64_t *base,
                                 int64_t *records, int64_t *stride) {
   const uint32_t *s = w->s + (o->resource - 1) * w->n + wave;
@@ -148,7 +148,7 @@ static int locate(State *w, const Op *o, int64_t *at, int write, int *changing) 
   return 0;
 }
 
-// Logs an access: its memory, whether races are possible there, and the offsets of all lanes.
+// Logs an access: its memory, whether races are possible there, and if so the offsets of all lanes.
 static void log_access(const State *w, const Op *o, const int64_t *at, int64_t *log, int changing) {
   log[0] = 2 * o->memory + changing;
   if (changing) memcpy(log + 1, at, 8 * lanes(w) * w->n);
@@ -207,8 +207,9 @@ static int load_small(const Op *o, uint32_t *row, const uint8_t *bytes, const in
   }
 }
 
-// Returns a flat access as an access to the memory that all its lanes use. Returns 0 if this
-// memory is LDS, or if the lanes use several memories. numpy then executes the access.
+// Returns a flat access as an access to the memory that all its active lanes use, and any other
+// access as it is. Returns 0 if an active lane uses LDS, or if the active lanes use several
+// memories. numpy then executes the access.
 static const Op *resolve_flat(State *w, const Op *o, Op *copy) {
   if (o->memory != FLAT) return o;
   const long n = lanes(w) * w->n;

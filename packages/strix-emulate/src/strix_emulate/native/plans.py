@@ -145,7 +145,7 @@ class Plan:
             count: Number of operations of all steps.
             orders: Whether the last operation orders other accesses. If so, the first row of the
                 log is for this operation.
-            is_atomic: Whether this operation is an atomic. A barrier postpones atomics, but not
+            is_atomic: Whether the last operation is an atomic. A barrier postpones atomics, but not
                 loads with GLC.
         """
         self._is_atomic = is_atomic
@@ -227,7 +227,7 @@ def follow_counters(
     Returns:
         The queues by end, or None if a wait is missing. `touched` of these queues has no accesses:
         an old entry has its number in the old queue instead, and a new entry has a tuple of its
-        steps. The tuple is empty if another counter guarantees the result.
+        steps. The tuple is empty if a wait for another counter guarantees the result.
     """
     numbers = [list(range(len(queue))) for queue in state.queues]
     waves: Any = SimpleNamespace(queues=waits.Queues(state, numbers))

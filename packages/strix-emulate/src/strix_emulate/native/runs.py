@@ -229,7 +229,7 @@ class Run:
     ) -> None:
         """Execute the steps from `first` on in C.
 
-        numpy executes a step at which C stops, and all these steps if a wait is missing.
+        numpy executes a step at which C stops, and all remaining steps if a wait is missing.
         """
         count = len(self.ops)
         session = self.session

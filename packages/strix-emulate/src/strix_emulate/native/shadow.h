@@ -124,8 +124,8 @@ static inline __attribute__((always_inline)) int note_load(Memory *m, int64_t fi
   return 0;
 }
 
-// Returns whether a store has no finding. Waves of a workgroup may store the same value to a cell.
-// same: whether the cell already has that value.
+// Returns whether a store has no finding, and numpy need not execute it. Waves of a workgroup may
+// store the same value to a cell. same: whether the cell already has the value of this store.
 static inline __attribute__((always_inline)) int
 may_store(const Memory *m, int64_t first, int64_t count, State *w, int64_t tag, int same) {
   const int64_t *written = m->written + first, *read = m->read + first;
@@ -167,7 +167,7 @@ static inline __attribute__((always_inline)) int note_store(Memory *m, int64_t f
 
 #define INLINE static inline __attribute__((always_inline))
 
-// Returns whether the offsets of sixteen lanes are size bytes apart, or are all the same.
+// Returns whether sixteen lanes are active, and their offsets are size bytes apart or all the same.
 static inline int in_a_row(const int64_t *at, int64_t size) {
   // The factor has 32 bits, because a product of 64-bit factors takes three vector instructions.
   const uint32_t step = at[1] == at[0] ? 0 : size;
@@ -290,7 +290,7 @@ INLINE int note_loads(Memory *m, int64_t unused, int64_t count, const State *w, 
   return shared != 0;
 }
 
-// Records a store of all lanes that has no conflict with earlier stores. Returns whether several
+// Records a store of all lanes that has no conflict with earlier accesses. Returns whether several
 // waves stored to one cell.
 INLINE int note_stores(Memory *m, int64_t unused, int64_t count, const State *w, const int64_t *at,
                        int global) {

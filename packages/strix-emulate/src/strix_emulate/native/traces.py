@@ -72,7 +72,7 @@ class Trace:
         highest: Highest start address of the blocks except the first one.
         ops: The operations of all blocks, with the guards between them.
         entered: Number of times that waves entered the trace.
-        early_exits: Number of times that waves left the trace before its end.
+        early_exits: Number of times that C stopped before the end of the trace.
     """
 
     def __init__(self, session: Session | None, blocks: list):
@@ -116,7 +116,8 @@ class Trace:
         """Execute the trace.
 
         Returns:
-            Number of the last block whose steps were executed, or -1 if none was.
+            Number of the last block whose steps were executed, or -1 if none was. numpy may have
+            executed some steps of this block.
         """
         plan = log = log_rows = None
         if checks:

@@ -96,7 +96,7 @@ class Doubts:
         return bool(self._open)
 
     def number(self, address: int) -> int:
-        """Return the number of the load or store at an address."""
+        """Return the number of the load or store at an address, or 0 if it has none."""
         return self._uses.numbers.get(address, 0)
 
     def note_load(self, at: np.ndarray) -> None:

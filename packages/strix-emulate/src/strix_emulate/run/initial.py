@@ -17,12 +17,12 @@ _MIN_REGISTERS = 8
 
 @dataclass(frozen=True)
 class Geometry:
-    """Grid and workgroup of a launch, each as (x, y, z).
+    """Grid and workgroup of a launch.
 
     Attributes:
-        grid: Workgroups.
-        block: Threads of a workgroup.
-        waves: Waves of a workgroup.
+        grid: Workgroups as (x, y, z).
+        block: Threads of a workgroup as (x, y, z).
+        waves: Number of waves of a workgroup.
     """
 
     grid: tuple[int, ...]
@@ -41,7 +41,7 @@ class Geometry:
 
 
 def count_registers(kernel: Kernel) -> int:
-    """Return the number of vector registers of a kernel's waves."""
+    """Return the number of vector registers that the emulator gives to a wave of a kernel."""
     return max(kernel.vgprs, _MIN_REGISTERS)
 
 
@@ -59,7 +59,7 @@ def start_waves(
         geometry: Grid and workgroup.
         numbers: Numbers of the workgroups in the grid.
         pointers: Addresses to pass in scalar registers, by their name in `Kernel.user_sgprs`.
-        poison: Value of all other registers.
+        poison: Value of the registers without an initial value.
 
     Raises:
         Trap: The kernel expects a value that the emulator does not have.

@@ -28,7 +28,7 @@ from strix_emulate.run.sleep import Sleepers
 
 __all__ = ["Machine", "Options", "Outcome"]
 
-#: Number of waves of 32 lanes in a batch, if numpy executes it or the kernel polls.
+#: Number of waves of 32 lanes in a batch, if numpy executes it or the kernel may poll.
 _BATCH = 128
 #: Otherwise, the minimum and maximum number of such waves. Within these limits, the number is such
 #: that registers, scratch and LDS of a batch fit into a cache of _CACHE bytes.
@@ -101,7 +101,8 @@ class Machine:
             block: Threads of a workgroup as (x, y, z).
 
         Raises:
-            Trap: The kernel did something forbidden. The message says where.
+            Trap: The kernel did something forbidden or unsupported, or hangs. The message says
+                where.
         """
         width = self._kernel.width
         threads = block[0] * block[1] * block[2]
@@ -239,9 +240,10 @@ class Machine:
         return smallest, largest
 
     def _count_groups(self, waves: int) -> int:
-        """Return the number of workgroups in a batch of `waves` waves of 32 lanes.
+        """Return the number of workgroups in a batch of up to `waves` waves of 32 lanes.
 
-        If Options.batch is set, the batch has that many waves instead.
+        If Options.batch is set, the batch has up to that many waves instead. A batch has at least
+        one workgroup.
         """
         waves = self._options.batch or waves * LANES // self._kernel.width
         groups = min(self._geometry.workgroups, waves // self._geometry.waves)

@@ -82,10 +82,10 @@ class Barriers:
         return self._pass()
 
     def pass_stuck(self, last_control: Instruction | None) -> list[Waves]:
-        """Report that waves wait at different barriers and no other wave can continue.
+        """Report that waves wait at barriers that not all living waves reach.
 
-        The hardware does not distinguish barriers. So if the finding does not end the launch, the
-        waves continue.
+        No other wave can continue. The hardware does not distinguish barriers. So if the finding
+        does not end the launch, the waves continue.
 
         Args:
             last_control: The control instruction that was executed last.
@@ -160,7 +160,7 @@ class Barriers:
 
 
 class _Gathered:
-    """Waves at one barrier. The waves of a workgroup are copied when they leave the barrier.
+    """Waves at one barrier. If only some waves of a set leave the barrier, they are copied.
 
     Attributes:
         pc: The address of the instruction after the barrier.

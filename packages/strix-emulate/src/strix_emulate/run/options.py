@@ -18,7 +18,7 @@ class Options:
         checks: Make the checks of :data:`strix_emulate.memory.findings.CHECKS`.
         batch: Maximum number of waves that are executed at a time. One workgroup is always
             executed, even if it has more waves. By default, the number is 128 for waves of 32
-            lanes, and 64 for waves of 64 lanes. If C executes a kernel that does not poll, the
+            lanes, and 64 for waves of 64 lanes. If C executes a kernel that cannot poll, the
             default is a quarter of this number to four times this number, chosen so that registers,
             scratch and LDS fit into a cache.
         lockstep: Execute waves at the same instruction as one operation. Otherwise each wave runs
@@ -27,8 +27,8 @@ class Options:
         seconds: Seconds of wall-clock time before a kernel counts as hung.
         poison: 32-bit value that fills registers, LDS and scratch at the start.
         native: Execute instructions in C where libstrix-emulate is installed.
-        cores: Maximum number of processor cores. More than one is used if workgroups cannot wait
-            for each other and there is enough work (:mod:`strix_emulate.run.parallel`).
+        cores: Maximum number of processor cores. More than one is used only if workgroups cannot
+            wait for each other and there is enough work (:mod:`strix_emulate.run.parallel`).
         disabled_checks: Checks that are not made (:data:`strix_emulate.memory.findings.CHECKS`).
         lenient: Report findings without stopping the launch.
         warn_only: Checks whose findings are only reported.
@@ -57,9 +57,9 @@ class Outcome:
     """What a launch executed.
 
     Attributes:
-        executed: Wave-instructions.
+        executed: Number of executed wave-instructions.
         blocks: Basic blocks by address, each with the number of entries into it.
-        seconds: CPU seconds of other processes.
+        seconds: CPU seconds of the forked processes.
         cores: Number of processor cores that were used.
         one_core_reason: Why the kernel had to stay on one core although more were allowed, or "".
         notes: Findings that did not end the launch.

@@ -172,7 +172,10 @@ def _has_conflict(rows: np.ndarray, chunk: int = 1 << 20) -> bool:
 
 
 def _run_processes(child: Callable, count: int) -> list[Answer] | None:
-    """Return the processes' answers, or None as soon as a process ends without an answer."""
+    """Return the processes' answers, or None as soon as a process ends without an answer.
+
+    Return None also if a process cannot be started.
+    """
     processes = []
     receivers = []
     answers = []

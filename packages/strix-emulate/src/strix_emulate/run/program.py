@@ -131,14 +131,14 @@ class Block:
     Attributes:
         start: Address of the first instruction.
         steps: The instructions before `end`.
-        end: The control instruction, or None if the next instruction is a branch target.
+        end: The control instruction, or None if waves go on to the next block without one.
         end_registers: Bit mask of the registers that `end` reads or writes.
         condition: Function on waves that returns which waves jump. None if `end` is not a
             conditional branch.
-        taken: Address of the block to which `end` jumps, if it is a branch.
+        taken: Address of the block to which `end` jumps, if it is a branch, or else -1.
         next: Address of the block that follows this block in the code.
         entered: Number of entries into the block, summed over all waves.
-        polls: Whether the block polls memory that other waves change (see scheduler.PATIENCE).
+        polls: Whether the block may poll memory that other waves change (see scheduler.PATIENCE).
         parts: The steps, grouped for execution in C. None before the block is first executed.
         went: Address of the block that waves entered after a conditional branch, the last time
             that they did not diverge.
@@ -204,7 +204,7 @@ class Blocks(dict[int, Block]):
     Attributes:
         kernel: The kernel.
         gpu: Name of the target.
-        polls: Whether the kernel polls memory that other waves change.
+        polls: Whether the kernel may poll memory that other waves change.
         orders: Whether anything besides barriers may order the waves' accesses.
         numbers: Numbers of loads and stores by their addresses (:class:`uses.Uses`).
         spaces: The memories of the launch, or None between launches.
@@ -246,7 +246,7 @@ class Blocks(dict[int, Block]):
         return self[address]
 
     def _find_tail(self, address: int) -> Block | None:
-        """Return the rest of the block that has an instruction at the address."""
+        """Return the rest of the block that has an instruction at the address, or None."""
         for block in self.values():
             for i, step in enumerate(block.steps):
                 if step.instruction.address == address:
@@ -382,7 +382,7 @@ class Program:
 
     @cached_property
     def polls(self) -> bool:
-        """Whether the kernel polls memory that other waves change."""
+        """Whether the kernel may poll memory that other waves change."""
         return self.partial or any(map(vmem.reads_shared_memory, self.instructions))
 
     @cached_property
@@ -403,7 +403,7 @@ class Program:
 
     @cached_property
     def whole_words(self) -> bool:
-        """Whether accesses of words may reach past an array's end.
+        """Whether accesses of 4 bytes may reach past an array's end (`Arena.whole_words`).
 
         Compilers replace an atomic of 16 bits by a compare-and-swap of the word that contains it.
         """

@@ -89,11 +89,11 @@ class Scheduler:
         session: Session | None,
         polls: bool,
     ) -> None:
-        """Set the blocks of a launch, its session in C, and whether the kernel polls memory."""
+        """Set the blocks of a launch, its session in C, and whether the kernel may poll."""
         self.blocks = blocks
         self._session = session
-        # A trace counts its blocks only after they have been executed. If waves poll, or run one at
-        # a time, each block must be counted when it is entered.
+        # A trace counts its blocks only after they have been executed. If waves may poll, or run
+        # one at a time, each block must be counted when it is entered.
         self._uses_traces = session is not None and not polls and self._options.lockstep
 
     def detach(self) -> None:
@@ -114,7 +114,7 @@ class Scheduler:
             sleepers: Holds the waves that sleep. At the start no wave sleeps.
 
         Raises:
-            Trap: The kernel did something forbidden, or hangs.
+            Trap: The kernel did something forbidden or unsupported, or hangs.
         """
         self._sleepers = sleepers
         barriers = Barriers(

@@ -26,7 +26,7 @@ _MOST_SKIPS = 8
 #: Maximum number of iterations for which all waves continue if no polled value has changed. The
 #: number doubles each time.
 _MOST_IDLE = 1 << 12
-#: If the memories have at most this many bytes, all of them are compared to find out whether
+#: If the memories have at most this many bytes in all, they are compared to find out whether
 #: anything still changes.
 _COMPARED = 1 << 26
 
@@ -39,7 +39,7 @@ class _Group:
         polled: The polls of the first waves that joined the group.
         sets: The waves.
         count: Maximum number of waves woken at the last change.
-        last_values: The values in the polled cells when waves were last woken.
+        last_values: The value in the first cell of each poll when waves were last woken.
         was_changed: Whether a woken wave has since found or left another value in the first polled
             cell.
     """
@@ -220,9 +220,10 @@ class Sleepers:
 
 
 def _find_rivals(g: Waves) -> np.ndarray:
-    """Return by wave whether its swap failed with the same values as an earlier wave's swap.
+    """Return by wave whether it polled the same values as a wave with a lower row.
 
-    Of the waves with the same values, only one can succeed next, so the others can sleep.
+    The polls include a compare-and-swap. Of the waves with the same values, only one can succeed
+    next, so the others can sleep.
     """
     number, first, count = np.unique(
         g.poll_hash,

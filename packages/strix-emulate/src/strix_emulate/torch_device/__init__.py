@@ -114,7 +114,10 @@ def library(torch) -> Path:
 
 
 def _compile(root: Path, abi: int, output: Path) -> None:
-    """Compile the allocator for the torch in folder `root`, which has this C++ ABI."""
+    """Compile the allocator for the torch in folder `root`.
+
+    `abi` is the value of _GLIBCXX_USE_CXX11_ABI with which this torch was compiled.
+    """
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     command = [
         *compiler,
@@ -218,7 +221,8 @@ def _make_generator(torch):
 def _redirect_kernels(library, mode) -> None:
     """Let operators call the kernels that are registered for CUDA, although torch sees CPU tensors.
 
-    torch turns a mode off while the mode handles a call. So each kernel turns the mode on again.
+    torch turns a mode off while the mode handles a call. So each kernel that is a Python function
+    turns the mode on again.
 
     Args:
         library: torch.library. All ways to register a kernel in Python use its class Library.
