@@ -62,6 +62,19 @@ def test_reference_equals_torch_in_double(is_causal, kv_heads):
         torch.testing.assert_close(results[name], expected.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_reference_has_autograds_gradients_with_softcap_and_mask():
+    """A mask is added after the softcap, so its gradient is that of the capped scores."""
+    q, k, v, grad_out = tensors(kv_heads=4)
+    mask = torch.randn(33, 48, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, mask.expand(2, 4, -1, -1))]
+    scores = 0.25 * leaves[0] @ leaves[1].transpose(-2, -1)
+    out = (2 * torch.tanh(scores / 2) + leaves[3]).softmax(-1) @ leaves[2]
+    grads = torch.autograd.grad(out, leaves, grad_out)
+    results = reference.attention(q, k, v, grad_out, softcap=2, attn_mask=mask)
+    for name, expected in zip(("out", "dq", "dk", "dv", "dmask"), (out, *grads), strict=True):
+        torch.testing.assert_close(results[name], expected.detach(), rtol=1e-12, atol=1e-12)
+
+
 def test_mask_matches_flash_attns_documentation():
     """flash_attn_func documents two causal masks: of 2 queries and 5 keys, and of 5 and 2."""
     assert reference.mask(2, 5, "bottom-right", (-1, -1)).int().tolist() == [

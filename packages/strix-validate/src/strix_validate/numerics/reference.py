@@ -344,9 +344,9 @@ def attention(  # noqa: PLR0913 (the arguments of attention)
         largest = sizes.masked_fill(~weights.visible, 0).amax(-1)
         results["lse"] = results["lse"].abs() + largest
     products = _multiply(q, k, v, grad_out, weights, keep, scale, dtype)
-    grad_scores = products.pop("dscores")
+    grad_mask = products.pop("dmask")
     if attn_mask is not None and attn_mask.dtype is not torch.bool:
-        results["dmask"] = grad_scores
+        results["dmask"] = grad_mask
     for name in ("dk", "dv"):
         products[name] = _sum_groups(products[name], group, dtype)
     return results | products
@@ -365,7 +365,7 @@ def _multiply(
     """Compute out and the gradients from the weights, for each query head.
 
     Returns:
-        out, dq, dk, dv, and dscores, the gradient of the scores before the softcap.
+        out, dq, dk, dv, and dmask, the gradient of the scores after the softcap.
     """
     sign = -1.0
     if dtype == TERMS:
@@ -381,14 +381,14 @@ def _multiply(
     if keep is not None:
         grad_weights = grad_weights * keep
     delta = (grad_out * out).sum(-1, keepdim=True)
-    grad_scores = weights.weights * (grad_weights + sign * delta) * weights.slope
-    grad_scores = store(grad_scores, dtype)
+    grad_capped = weights.weights * (grad_weights + sign * delta)
+    grad_scores = store(grad_capped * weights.slope, dtype)
     return {
         "out": out,
         "dq": store(grad_scores @ k * scale, dtype),
         "dk": grad_scores.transpose(-2, -1) @ q * scale,
         "dv": grad_v,
-        "dscores": grad_scores,
+        "dmask": store(grad_capped, dtype),
     }
 
 
