@@ -29,10 +29,10 @@ def read_logs(hub: Hub) -> str:
 
 @needs_time
 def test_lost_in_each_part_of_the_chain(hosting: Hosting, published_hub: Hub) -> None:
-    """The published files do not change if jobs lose their machines or run out of time.
+    """Jobs that lose machines or run out of time publish the same files as jobs without faults.
 
-    Machines are lost during a build, and while a job passes its cache or its packages to the next
-    job.
+    Machines are lost in the job `plan`, during a build, and while a job passes its cache or its
+    packages to the next job.
     """
     hub = hosting.hub("chain-hub", hosting.copy_source("chain", CHAIN))
     run = Run(hub, "channel.yml")

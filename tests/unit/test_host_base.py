@@ -98,10 +98,10 @@ REQUIREMENTS = (
 
 
 def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
-    """If NVIDIA's wheels are left out, a package of stubs is required in their place.
+    """Without NVIDIA's wheels, a package whose wheel requires them depends on a package of stubs.
 
-    In this case, the metadata of the wheel must not require NVIDIA's wheels, because `pip check`
-    would report them as missing.
+    Then the metadata that is unpacked from this wheel must not require NVIDIA's wheels, because
+    `pip check` would report them as missing.
     """
     file = write_wheel(tmp_path, "torch", requires=REQUIREMENTS)
     purl = PackageURL("pypi", None, "torch", "1.0", {"file_name": file.name})

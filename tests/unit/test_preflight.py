@@ -224,7 +224,7 @@ def test_nothing_is_done_for_what_does_not_solve(
 def test_what_needs_a_failed_build_is_not_attempted(
     mini: MiniProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With --continue-on-failure, a failure ends only the builds that need the failed package."""
+    """With --continue-on-failure, a failure prevents only builds that need the failed package."""
     mini.recipe("gamma", run=["alpha"])
     project = Project.at(mini.root)
     base = bases.load(project, "conda-forge")
