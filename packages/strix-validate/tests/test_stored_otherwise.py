@@ -105,7 +105,7 @@ def test_a_hybrid_gguf_file(tmp_path: Path) -> None:
 
 def test_the_model_types_of_gguf_files_exist() -> None:
     """Each architecture that is renamed is renamed to a model_type of transformers."""
-    model_types = set(gguf_file._KINDS.values())
+    model_types = set(gguf_file.MODEL_TYPES.values())
     assert model_types <= defaults.contents()["types"].keys()
 
 

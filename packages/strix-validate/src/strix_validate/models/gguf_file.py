@@ -16,7 +16,7 @@ from strix_validate.models.table import Row, read_table
 
 SUFFIX = ".gguf"
 #: model_type by general.architecture, where they differ by more than a hyphen.
-_KINDS = {
+MODEL_TYPES = {
     "qwen2moe": "qwen2_moe",
     "qwen2vl": "qwen2_vl",
     "qwen3moe": "qwen3_moe",
@@ -219,7 +219,7 @@ def _convert_header(arch: str, header: dict[str, Any]) -> dict[str, Any]:
     heads = header.get("attention.head_count")
     kv_heads = header.get("attention.head_count_kv", heads)
     values = {
-        "model_type": _KINDS.get(arch, arch.replace("-", "_")),
+        "model_type": MODEL_TYPES.get(arch, arch.replace("-", "_")),
         "architectures": [f"GGUF {arch}"],
         "num_hidden_layers": header.get("block_count"),
         "hidden_size": header.get("embedding_length"),
