@@ -42,7 +42,7 @@ EDITS: Edits = [
     # Without these settings, ccache does not cache what uses clang's precompiled headers.
     (
         OPTIONS,
-        r"\n# Set MAX_JOBS, with which setup\.py runs ninja again",
+        r"\n# Set MAX_JOBS for build\.sh",
         "\nexport CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_PCH_EXTSUM=1"
         r'\nCXXFLAGS+=" -Xclang -fno-pch-timestamp"\n\g<0>',
     ),
