@@ -71,7 +71,7 @@ class Project:
 
         Args:
             root: The checkout.
-            output: The folder for packages; None for ROOT/channel.
+            output: The folder of the local channel. None means ROOT/channel.
 
         Raises:
             ForgeError: The folder is not a checkout, or packages cannot be built at its path.

@@ -319,5 +319,5 @@ def test_nothing_else_is_promoted(fault: str, hosting: Hosting, published_hub: H
     assert run.start() == results, run.log
     assert hosted.read_promoted(hub) == {} and (run.artifacts / "evidence").is_dir()
     logs = "".join(log.read_text() for log in (hub.folder / "logs").iterdir())
-    names_the_file = "vllm-1.0" in logs and "was not validated on the GPU" in logs
+    names_the_file = "vllm-1.0" in logs and "is not a validated file" in logs
     assert names_the_file == (fault == "another file")

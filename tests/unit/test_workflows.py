@@ -405,7 +405,7 @@ def test_plans_that_no_job_fits() -> None:
 
 
 def test_nothing_is_published_that_did_not_pass_on_the_gpu() -> None:
-    """Only packages that passed on the GPU are published, except in the untested channel.
+    """Files are published only after the checks on the GPU, except in the untested channel.
 
     integration/test_channel_workflow.py executes both workflows.
     """

@@ -41,8 +41,8 @@ def select_packages(
         published: The path of each package in the published folder, by SUBDIR/FILE, without the
             withdrawn packages.
         withdrawn: The withdrawn packages as SUBDIR/FILE; they are left out.
-        validated: The sha256 of each file that passed on the GPU. Other files are refused. None
-            accepts all files.
+        validated: The sha256 of each file of the channel whose stacks passed on the GPU. Other
+            files are refused. None accepts all files.
 
     Returns:
         The record of each package to add, by SUBDIR/FILE.
@@ -66,7 +66,7 @@ def select_packages(
     for name, record in offered.items():
         faults = [*_build_faults(channel, record), *_name_faults(record, published.get(name))]
         if validated is not None and record.sha256 not in validated:
-            faults.append("was not validated on the GPU: no line of --validated has its sha256")
+            faults.append("is not a validated file: no line of --validated has its sha256")
         path = channel.path(record)
         reasons += [f"  {path} {fault}" for fault in faults]
     places: list[Places] = []
@@ -79,7 +79,7 @@ def select_packages(
 
 
 def read_validated(path: Path) -> set[str]:
-    """Read the sha256 of each file that passed on the GPU, from a file in sha256sum's format.
+    """Read the sha256 of each validated file from a file in sha256sum's format.
 
     Raises:
         ForgeError: The file cannot be read, is empty, or has a line in another format.

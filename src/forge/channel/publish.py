@@ -115,7 +115,7 @@ class PublishedChannel:
 
         Args:
             source: The local channel.
-            validated: The sha256 of each file that passed on the GPU. Other files are refused.
+            validated: The sha256 of each validated file. Other files are refused.
                 None accepts all files.
 
         Returns:

@@ -93,7 +93,7 @@ class Context:
 
     @cached_property
     def project(self) -> Project:
-        """The checkout, with the folder for packages."""
+        """The checkout, with the folder of the local channel."""
         return Project.at(self.root, self.output)
 
     @cached_property

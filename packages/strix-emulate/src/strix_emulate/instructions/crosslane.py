@@ -512,7 +512,8 @@ def _make_matrix_adder(ins: Instruction, result: str, start: int) -> Callable:
     Args:
         ins: A WMMA instruction.
         result: Type of C and D.
-        start: Half of the registers of C and D, for types of 16 bits: 0 or 1.
+        start: Which half of each register holds C and D of 16 bits: 0 for the lower half, 1 for
+            the upper half.
     """
     target, _, _, c = ins.operands
     value = constant_value(c, result) if c.kind == "const" else None

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Executes runs of instructions on the registers of waves. The results are the same as those of the
-// Python code, which executes the same instructions with numpy.
+// Executes runs of instructions on the registers of waves. Except for some NaNs and the last bit of
+// some logarithms, the results are those of the Python code, which executes the same instructions
+// with numpy.
 //
 // The C functions of the operations are in operations.inc, which generate.py generates from the
 // Python tables of operations. strix_run stops before an instruction that C does not handle, for

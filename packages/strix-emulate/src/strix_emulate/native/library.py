@@ -385,8 +385,9 @@ def _encode_dpp(op: COp, dpp: dict) -> None:
     op.dpp = 1
     op.zero_bound = reads_zero(dpp)
     op.fetch_inactive = bool(dpp.get("fi"))
-    # In a wave64, each half reads from its own lanes, and the source lanes are the same in both.
-    # But the rows to write may differ between the halves.
+    # In a wave64, DPP reads only lanes of the same half. Counted from the start of its half, each
+    # source lane is the same in both halves, so the first half describes both. But the rows to
+    # write may differ between the halves, so the masks of both are kept.
     op.lanes[:] = source[:32].tolist()
     op.valid = int(_pack_lanes(valid)[0])
     op.written[:] = _pack_lanes(lanes).tolist()
