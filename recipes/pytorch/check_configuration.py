@@ -58,7 +58,7 @@ def find_faults(ninja: str, log: str, prefix: str, gpu: str) -> list[str]:
             "AOTriton does not come from our package (no line 'Using Preinstalled AOTriton')"
         )
     if "Using Kineto with Roctracer support" not in log or "-DHAS_ROCTRACER" not in ninja:
-        faults.append("Kineto, the profiler's library, is built only for the CPU")
+        faults.append("Kineto, the profiler's library, is not built for the GPU")
     if "Found system Eigen at" not in log:
         faults.append("Eigen does not come from the environment, so it would be cloned")
     return [

@@ -21,7 +21,7 @@ THEIRS = ["-DSTRIX_HIP_HEADERS", "-D__HIP_PLATFORM_AMD__", f"-I{HEADERS}"]
 
 
 #: Each of these fields of ours replaces several of AMD's fields. The offset of the next field shows
-#: that they have the same size.
+#: that our field is as large as AMD's fields together.
 _SEVERAL = {"textures", "gpuDirectRDMA", "cooperativeMultiDeviceUnmatched"}
 
 

@@ -96,6 +96,12 @@ KERNELS = {
         kernel("6.12.0-124.8.1.el10_1.x86_64") | released("ID=rhel", "ID_LIKE=fedora"),
         {"kernel": Expected("error", "older than 6.18.4", "dnf upgrade", reboot=True)},
     ),
+    "CentOS that boots an image": Machine(
+        kernel("6.12.0-124.8.1.el10_1.x86_64")
+        | released("ID=centos", "ID_LIKE='rhel fedora'")
+        | {"run/ostree-booted": ""},
+        {"kernel": Expected("error", "older than 6.18.4", "rpm-ostree upgrade", reboot=True)},
+    ),
     "a Fedora host under an Ubuntu container": faulty(
         "7.0.12-200.fc44.x86_64",
         UBUNTU | {".dockerenv": ""},

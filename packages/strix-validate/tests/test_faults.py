@@ -98,7 +98,10 @@ def kept_result():
 
 
 def by_sequence(q, k, v, **options):
-    """Return attention of nested tensors, which torch supports only on a GPU."""
+    """Return attention of nested tensors, computed one sequence at a time.
+
+    torch has fused attention of nested tensors only on a GPU.
+    """
     sequences = zip(*(x.unbind() for x in (q, k, v)), strict=True)
     rows = torch.cat([attend(*tensors, **options).transpose(0, 1) for tensors in sequences])
     return torch.nested.nested_tensor_from_jagged(rows, v.transpose(1, 2).offsets()).transpose(1, 2)

@@ -164,6 +164,8 @@ def _suggest_upgrade_for_kernel(tree: Tree) -> str:
         # Manjaro has a package for each series of kernels.
         return "sudo pacman -Syu && sudo mhwd-kernel -i linux618"
     if release and release.origin == "rhel":
+        if family == "ostree":
+            return f"{_UPGRADE[family]}; if that is too old, change to an image with a newer kernel"
         return "sudo dnf upgrade --refresh kernel; if that is too old, install ELRepo's kernel-ml"
     return ""
 

@@ -353,7 +353,10 @@ def _judge_torchvision(
     torch: Distribution,
     visions: list[Distribution],
 ) -> Result:
-    """Warn of a torchvision that is not built for ROCm, because its operators do not load."""
+    """Warn of a torchvision that is not built for ROCm beside a torch that is.
+
+    The operators of such a torchvision do not load.
+    """
     if torch.build != "rocm" or not visions or visions[0].build in ("", "rocm"):
         return fine()
     message = (

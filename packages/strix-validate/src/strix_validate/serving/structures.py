@@ -52,7 +52,7 @@ _CALL_AS_TEXT = re.compile(
     r".*harbour[\"']?\s*[:=>]",
     re.S,
 )
-#: A text with letters of two to four bytes, which a faulty stream may split.
+#: A text with characters of two to four bytes, which a faulty stream may split.
 UNICODE = "naïve 日本語 🙂🦭 Ωмега"
 _SCHEMA: dict = {
     "type": "object",
