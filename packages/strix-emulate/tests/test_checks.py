@@ -975,7 +975,7 @@ def test_a_flag_may_be_reset_by_whoever_knows_that_it_was_read(native):
 
 
 def test_stores_of_a_workgroup_on_one_unit_stay_in_order():
-    """In CU mode, LLVM places no wait before the store of a flag for the same workgroup."""
+    """In CU mode, LLVM before 22 places no wait before a flag for the same workgroup."""
     text = PLAIN_FLAG.replace(
         "s_cmp_eq_u32 s2, 1", "v_readfirstlane_b32 s8, v0\ns_cmp_lg_u32 s8, 0"
     )

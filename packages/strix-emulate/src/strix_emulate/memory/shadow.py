@@ -375,8 +375,8 @@ class Memory(Storage):
         """Return by cell the tag up to which the last write released the accesses of its wave.
 
         A plain store of global memory releases only stores and atomics that were awaited before it.
-        In CU mode, the waves of a workgroup use one cache, which keeps their stores in order, so
-        that LLVM places no wait between them.
+        In CU mode, the waves of a workgroup use one cache, which keeps their stores in order. LLVM
+        before 22 places no wait between them.
         """
         written = np.take(self.written, cells)
         swapped = np.take(self.swapped, cells)
