@@ -149,6 +149,14 @@ def test_denormals_follow_the_descriptor():
     assert (with_denormals.F[3][0] == np.inf).all()
 
 
+@pytest.mark.parametrize("text", ["f16 {}, v2.l, v1.l", "f32 {}, v2, v1", "f64 {}, v[2:3], v1"])
+def test_the_class_of_a_denormal_is_seen_in_every_mode(text):
+    text = f"v_cmp_class_{text.format('vcc_lo')}\nv_cndmask_b32 v4, 0, 1, vcc_lo"
+    for mode in ({}, {"denormals_32": False, "denormals_16_64": False}):
+        g = run(text, mode=mode, v1=LANE * 0 + 0x80, v2=LANE * 0 + 1, v3=LANE * 0)
+        assert (g.V[4, 0] == 1).all()
+
+
 def test_mixed_operations_flush_as_others_do():
     """In a mode that flushes, V_FMA_MIX flushes float32 sources and results, as others do."""
     tiny = f32(1e-40)

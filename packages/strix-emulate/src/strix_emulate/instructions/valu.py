@@ -196,7 +196,9 @@ def _masked_micro_op(ins: Instruction, mode: Mode, dpp: dict | None) -> MicroOp:
     if len(operands) < len(kinds) and kinds[-1] == "mask":
         operands.append(VCC_OPERAND)
     sources = _typed_sources(name, operands, kinds)
-    keeps = tuple(mode.keeps(k) for k in kinds)
+    # V_CMP_CLASS sees denormals in every mode. LLVM compiles llvm.is.fpclass to it, whose result
+    # does not depend on the mode.
+    keeps = tuple("_class_" in name or mode.keeps(k) for k in kinds)
     after = output_modifiers(ins, kind, mode) if allowed else {}
     return MicroOp(name, function, kind, target, sources, keeps, flag, dpp, after)
 
