@@ -186,6 +186,14 @@ def test_mixed_operations_through_dpp():
     assert (g.F[2][0] == expected).all()
 
 
+@pytest.mark.parametrize("text", ["v_mul_f32_dpp v2, -v1, v3", "v_mul_f16_dpp v2.l, -v1.l, v3.l"])
+def test_a_zero_from_dpp_is_negated_like_other_sources(text):
+    """LLVM combines a move through DPP and an operation on its negated result."""
+    controls = "row_shl:1 row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    g = run(f"{text} {controls}", v1=LANE * 0, v2=LANE * 0, v3=LANE * 0 + 0x3F803C00)
+    assert (g.V[2, 0] == (0x80000000 if "f32" in text else 0x8000)).all()
+
+
 def test_output_modifiers():
     scaled = "v_mul_f32 v3, v1, v1 mul:4\nv_mul_f32 v4, v1, v1 div:2\nv_mul_f32 v5, v0, v1 div:2"
     flushing = {"ieee": False, "denormals_32": False}

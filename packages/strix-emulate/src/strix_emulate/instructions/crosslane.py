@@ -34,17 +34,18 @@ _LANE = np.arange(2 * LANES)
 _U32 = np.uint32
 
 
-def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
+def dpp_source(mods: dict | None, read: Callable, op: Operand) -> tuple[Callable, Callable]:
     """Return a reader of source 0 through DPP, and a function that returns the lanes to write.
 
     Without DPP, the second function returns None, which means the active lanes. With DPP, a source
     lane is invalid if it is outside the row, or if it is inactive and FI is not set. If a lane's
     source lane is invalid, the lane reads 0 with BOUND_CTRL or DPP8, and is not written otherwise
-    (RDNA3.5 ISA, "DPP").
+    (RDNA3.5 ISA, "DPP"). NEG turns this 0 into -0.
 
     Args:
         mods: The modifiers of DPP. None without DPP.
-        read: Reader of source 0 of all lanes.
+        read: Reader of source 0 of all lanes, with NEG and ABS applied.
+        op: Source 0.
     """
     if mods is None:
         return read, lambda _g: None
@@ -62,7 +63,8 @@ def dpp_source(mods: dict | None, read: Callable) -> tuple[Callable, Callable]:
         values = _read_lanes(g, read)[:, source[: g.width]]
         if not zero_bound:
             return values
-        return np.where(is_fetched(g), values, values.dtype.type(0))
+        zero = np.array(-0.0 if op.neg else 0.0, f"f{values.itemsize}").view(values.dtype)
+        return np.where(is_fetched(g), values, zero)
 
     def lanes(g: Waves):
         mask = g.mask & written[: g.width]
@@ -251,7 +253,7 @@ def _compile_fma_mix(ins: Instruction, mode: Mode) -> Compiled:
     reads = []
     for (op, source_kind), keeps_denormals in zip(sources, keeps, strict=True):
         reads.append(reader(op, source_kind, keeps_denormals))
-    reads[0], lanes = dpp_source(dpp, reads[0])
+    reads[0], lanes = dpp_source(dpp, reads[0], sources[0][0])
     finish = finisher(after)
     write = vector_writer(target, kind)
 

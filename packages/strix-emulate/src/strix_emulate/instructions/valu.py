@@ -229,7 +229,7 @@ def _compute_and_write(micro: MicroOp) -> tuple[Callable, Callable]:
     reads = []
     for (op, kind), keeps in zip(micro.sources, micro.keeps_denormals, strict=True):
         reads.append(_source_reader(op, kind, keeps))
-    reads[0], lanes = dpp_source(micro.dpp, reads[0])
+    reads[0], lanes = dpp_source(micro.dpp, reads[0], micro.sources[0][0])
     if micro.flag is not None:
         return _compute_and_write_flags(micro, reads, lanes)
     function = micro.function

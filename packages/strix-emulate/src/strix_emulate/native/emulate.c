@@ -197,11 +197,11 @@ static void *fetch(State *w, const Operand *o, void *temporary, long width) {
 
 // clang-format off
 #define PERMUTE(T) { \
-    const T *x = from; T *y = to; \
+    const T *x = from, zero = (T)o->source[0].neg << (8 * sizeof(T) - 1); T *y = to; \
     for (long i = 0; i < halves; i++) \
       for (int l = 0; l < 32; l++) y[32 * i + l] = x[32 * i + o->lanes[l]]; \
     if (o->zero_bound) for (long i = 0; i < halves; i++) \
-      for (int l = 0; l < 32; l++) if (!(fetched[i] >> l & 1)) y[32 * i + l] = 0; }
+      for (int l = 0; l < 32; l++) if (!(fetched[i] >> l & 1)) y[32 * i + l] = zero; }
 // clang-format on
 
 // Applies DPP to source 0, and sets the masks of the lanes to write. See crosslane.dpp_source.
