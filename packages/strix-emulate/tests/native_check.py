@@ -255,8 +255,9 @@ def difference(step: Step, expected: Waves, got: Waves) -> str:
                 same[:-1] |= nan
                 same[1:] |= nan
             else:
+                bits = f"u{np.dtype(dtype).itemsize}"
                 nan = np.isnan(a.view(dtype)) & np.isnan(b.view(dtype))
-                equal = nan | (a.view(dtype) == b.view(dtype))
+                equal = nan | (a.view(bits) == b.view(bits))
                 same |= equal.reshape(*a.shape, -1).all(axis=-1)
         if not same.all():
             index = tuple(int(x) for x in np.argwhere(~same)[0])

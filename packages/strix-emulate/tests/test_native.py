@@ -15,7 +15,7 @@ import pytest
 import selftest_memory
 import zoo
 from strix_emulate import Buffer, Options
-from strix_emulate.arithmetic import translate
+from strix_emulate.arithmetic import operations, translate
 from strix_emulate.errors import Trap
 from strix_emulate.native import generate, traces
 from strix_emulate.native import library as native
@@ -86,6 +86,16 @@ v_add_co_ci_u32 v3, vcc_lo, s7, 0, vcc_lo
 s_mov_b32 exec_lo, 0xf3ff0f5a
 """
 _APART = "s_mov_b32 exec_lo, -1\nv_lshlrev_b32 v1, 4, v0\n"
+
+
+def test_a_zero_of_the_wrong_sign_is_seen(library, monkeypatch):
+    """As a control, numpy returns +0 where C returns -0."""
+    kind, kinds, add = operations.TABLE["v_add_f32"]
+    monkeypatch.setattr(program, "_TRAITS", {})
+    monkeypatch.setitem(
+        operations.TABLE, "v_add_f32", (kind, kinds, lambda a, b: add(a, b) + np.float32(0))
+    )
+    assert any("v_add_f32" in text for text in native_check.run(2400, seed=2).differences)
 
 
 def record_numpy_steps(patch, record):
