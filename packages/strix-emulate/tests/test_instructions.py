@@ -549,6 +549,14 @@ def test_modifiers_are_not_dropped(text):
         run(text, scalars={decode.M0: 0}, v0=LANE, v1=LANE)
 
 
+@pytest.mark.parametrize(
+    "text", ["v_swaprel_b32 v1, v2", "s_movrels_b32 s4, s5", "s_movreld_b64 s[4:5], s[6:7]"]
+)
+def test_unsupported_moves_by_register_number_are_refused(text):
+    with pytest.raises(Trap, match=r"cannot execute `.*`: unsupported mnemonic"):
+        run(text, scalars={decode.M0: 3})
+
+
 def test_vopd_reads_before_it_writes():
     g = run("v_dual_mov_b32 v1, v2 :: v_dual_mov_b32 v2, v1", v1=LANE, v2=LANE + 100)
     assert (g.V[1][0] == LANE + 100).all()

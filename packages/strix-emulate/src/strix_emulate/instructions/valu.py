@@ -48,7 +48,7 @@ def compile_vector(ins: Instruction, mode: Mode) -> Compiled:
     """Compile a vector instruction. Raise Unknown if it is not supported."""
     if ins.name == "v_nop":
         return Compiled(lambda _g: None)
-    if ins.name.startswith("v_swap"):
+    if ins.name in ("v_swap_b16", "v_swap_b32"):
         return Compiled(_compile_swap(ins))
     if ins.name == "v_mqsad_u32_u8":
         return Compiled(_compile_quad_sad(ins))
