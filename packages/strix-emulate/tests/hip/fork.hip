@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A process and two children. One child is forked before the first use of the device and has its own device. The
-// other child is forked later and has none. The parent keeps its device. Exits with 0 if the parent and the first
-// child get the right numbers, and the later child does not.
+// A process and two children. One is forked before the first use of the device and has its own device, the other is
+// forked later and has none. Exits with 0 if only the parent and the first child get the right numbers.
 #include "hip.h"
 #include <sys/wait.h>
 #include <unistd.h>

@@ -205,7 +205,7 @@ def exit_with_status(record: Record) -> NoReturn:
 
 
 def _check_options(names: list[str], plots: Path | None, options: dict[str, Any]) -> None:
-    """Raise BadParameter if an option is invalid, or does not fit another one or this environment."""
+    """Raise BadParameter if an option is invalid, or does not fit another or the environment."""
     url = options.get("url")
     model = options.get("model")
     if url and not model:

@@ -24,8 +24,8 @@ _PROVING_TIERS = {"doctor", "backend", "libraries", "attention"}
 _PROVING_SIZES = ("full", "stress")
 _PROVING_COMPARISONS = 1000
 #: The largest accepted bound of a comparison by dtype, as a multiple of the size of the largest
-#: terms. The checks' own bounds are smaller: about 4 * 2**-11 in float16, 4 * 2**-8 in bfloat16, and
-#: 200 * 2**-24 in float32 (convolutions).
+#: terms. The checks' own bounds are smaller: about 4 * 2**-11 in float16, 4 * 2**-8 in bfloat16,
+#: and 200 * 2**-24 in float32 (convolutions).
 _LARGEST_RELATIVE_BOUNDS = {
     "float32": 1000 * 2**-24,
     "float16": 16 * 2**-11,
