@@ -373,6 +373,12 @@ def test_half_overflow_mode():
     assert g.S[1, 0, 0] == 0
 
 
+@pytest.mark.parametrize("modifier", ["op_sel", "op_sel_hi"])
+def test_a_dot_product_with_selected_halves_is_refused(modifier):
+    with pytest.raises(Trap, match=f"unsupported modifier {modifier}$"):
+        run(f"v_dot2_f32_f16 v2, v0, v1, v1 {modifier}:[0,1,0]", v0=LANE, v1=LANE)
+
+
 def test_a_dot_product_of_halves_is_refused_in_the_overflow_mode():
     """The effect of FP16_OVFL on V_DOT2_F16_F16 is not known, so the instruction traps."""
     with pytest.raises(Trap, match="not supported with FP16_OVFL"):

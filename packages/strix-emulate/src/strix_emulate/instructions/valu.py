@@ -88,6 +88,9 @@ def _resolve_halves(ins: Instruction) -> Instruction:
     picks = ins.modifiers.get("op_sel")
     if picks is None:
         return ins
+    if len(picks) < 4:
+        # The op_sel of VOP3P has no bit for the destination. It selects halves of packed sources.
+        raise Unknown("unsupported modifier op_sel")
     operands = list(ins.operands)
     # The last bit of op_sel is the destination's. V_CMPX has no destination.
     bit_numbers = [3, *range(len(operands) - 1)]
