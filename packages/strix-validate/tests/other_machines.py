@@ -4,7 +4,7 @@
 import errno
 from pathlib import Path
 
-from hosts import DEBIAN, GIB, GPU, KFD, OSTREE, PCI, UBUNTU, environ, mes, released
+from hosts import DEBIAN, DISCRETE, GIB, GPU, KFD, OSTREE, PCI, UBUNTU, environ, mes, released
 from strix_validate.doctor.tree import DeviceFile
 from threads import (
     CACHYOS,
@@ -296,6 +296,19 @@ SETTINGS = {
     "an override with the GPU's own architecture": Machine(
         environ(HSA_OVERRIDE_GFX_VERSION="11.5.1"),
         {"environment": Expected("info", "changes nothing", "unset HSA_OVERRIDE", reboot=False)},
+    ),
+    "an override that makes another GPU gfx1151": Machine(
+        DISCRETE
+        | environ(
+            HSA_OVERRIDE_GFX_VERSION="11.5.1",
+            ROCR_VISIBLE_DEVICES="1",
+            CONDA_OVERRIDE_AMDGPU_ARCH="11.5.1",
+        ),
+        {
+            "environment": Expected(
+                "error", "programs that see gfx1100 mistake it", "unset HSA_OVERRIDE", reboot=False
+            )
+        },
     ),
     "an override of the GPU's KFD node": Machine(
         environ(HSA_OVERRIDE_GFX_VERSION_1="11.0.0"),

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from shutil import disk_usage
 
+from strix_validate import TARGET
 from strix_validate.checks import CannotRun, Result
 from strix_validate.doctor import cluster_machine, kernel_lists
 from strix_validate.doctor._verdicts import (
@@ -69,7 +70,7 @@ def environment(tree: Tree) -> Result:
     https://github.com/ROCm/legacy-rocm-build/issues/5824"""
     overrides = _read_overrides(tree)
     if overrides:
-        return _judge_overrides(overrides)
+        return _judge_overrides(overrides, tree)
     foreign = _find_foreign_variables(tree)
     if not foreign or _uses_system_rocm(tree):
         return combine([_judge_activation(tree), _judge_debugging(tree)])
@@ -90,15 +91,17 @@ def _read_overrides(tree: Tree) -> dict[str, str]:
     return {name: tree.environ[name] for name in names if tree.environ.get(name)}
 
 
-def _judge_overrides(overrides: dict[str, str]) -> Result:
+def _judge_overrides(overrides: dict[str, str], tree: Tree) -> Result:
     listed = _format_variables(overrides)
     names = " ".join(overrides)
     fix = f"unset {names}, and remove each assignment from the shell's startup files"
-    if set(overrides.values()) == {REQUIRED["__amdgpu_arch"]}:
-        return remark(
-            f"{listed}: this changes nothing on the GPU that the packages are built for", fix
-        )
-    return error(f"{listed}: libraries mistake the GPU for another model", fix)
+    others = [node.name for node in tree.gpus if node.name != TARGET]
+    if set(overrides.values()) != {REQUIRED["__amdgpu_arch"]}:
+        return error(f"{listed}: libraries mistake the GPU for another model", fix)
+    if others and "HSA_OVERRIDE_GFX_VERSION" in overrides:
+        message = f"{listed}: programs that see {', '.join(others)} mistake it for {TARGET}"
+        return error(message, fix)
+    return remark(f"{listed}: this changes nothing on {TARGET}", fix)
 
 
 def _format_variables(variables: dict[str, str]) -> str:
