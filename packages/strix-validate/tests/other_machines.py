@@ -327,6 +327,13 @@ SETTINGS = {
             )
         },
     ),
+    "torch's cache of memory is off": Machine(
+        environ(PYTORCH_NO_CUDA_MEMORY_CACHING="1"),
+        {"environment": Expected("warning", "CACHING=1", "unset PYTORCH_NO_CUDA_MEMORY_CACHING")},
+    ),
+    "debugging variables that are off": Machine(
+        environ(PYTORCH_NO_HIP_MEMORY_CACHING="0", AMD_LOG_LEVEL="")
+    ),
     "the wheels' own libraries in LD_LIBRARY_PATH": Machine(
         VENV
         | environ(

@@ -37,6 +37,8 @@ def test_only_rocm_fails(
         ("HSA_OVERRIDE_GFX_VERSION", "11.5.1"),
         ("AMD_SERIALIZE_KERNEL", "0"),
         ("TORCH_ROCM_FA_PREFER_CK", "0"),
+        ("PYTORCH_NO_HIP_MEMORY_CACHING", "0"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0"),
     ],
 )
 def test_a_value_that_changes_nothing_passes(
@@ -50,3 +52,14 @@ def test_a_value_that_changes_nothing_passes(
     result = backend.environment(RunOptions())
     assert (result.state, result.reason) == (State.PASSED, "")
     assert result.measured.get(name, value) == value
+
+
+@pytest.mark.parametrize(
+    "name", ["PYTORCH_NO_HIP_MEMORY_CACHING", "PYTORCH_NO_CUDA_MEMORY_CACHING"]
+)
+def test_both_names_turn_the_cache_of_memory_off(name: str, monkeypatch: pytest.MonkeyPatch):
+    """torch reads both names, whether it is built for ROCm or for CUDA."""
+    for other in backend.HARMFUL:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "1")
+    assert f"{name}: makes torch allocate" in backend.environment(RunOptions()).reason

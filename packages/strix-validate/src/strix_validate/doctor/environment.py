@@ -45,6 +45,7 @@ _DEBUGGING = (
     "CUDA_LAUNCH_BLOCKING",
     "AMD_LOG_LEVEL",
     "PYTORCH_NO_HIP_MEMORY_CACHING",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
 )
 _DEBUGGING_SOURCE = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
 #: Variables that may point programs to a ROCm outside of the environment.
@@ -136,7 +137,7 @@ def _uses_system_rocm(tree: Tree) -> bool:
 
 def _judge_debugging(tree: Tree) -> Result:
     """Warn of variables that slow programs down. Users set them to debug programs."""
-    names = [name for name in _DEBUGGING if tree.environ.get(name, "0") != "0"]
+    names = [name for name in _DEBUGGING if tree.environ.get(name, "") not in ("", "0")]
     if not names:
         return fine()
     listed = _format_variables({name: tree.environ[name] for name in names})

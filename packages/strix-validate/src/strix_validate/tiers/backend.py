@@ -46,14 +46,12 @@ HARMFUL = {
     "TORCH_ROCM_FA_PREFER_CK": "selects CK's attention, which has no gfx11 kernels",
     "AMD_SERIALIZE_KERNEL": "makes the host wait for every kernel",
     "PYTORCH_NO_HIP_MEMORY_CACHING": "makes torch allocate memory anew for every tensor",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "makes torch allocate memory anew for every tensor",
 }
 #: Values of these variables that change nothing: the GPU's own version, and 0, which turns a
-#: setting off. PYTORCH_NO_HIP_MEMORY_CACHING has no such value, because torch reads only whether
-#: the variable is set.
-_HARMLESS = {
+#: setting off.
+_HARMLESS = dict.fromkeys(HARMFUL, "0") | {
     "HSA_OVERRIDE_GFX_VERSION": REQUIRED["__amdgpu_arch"],
-    "TORCH_ROCM_FA_PREFER_CK": "0",
-    "AMD_SERIALIZE_KERNEL": "0",
 }
 #: Prefixes of the environment variables that are recorded.
 _PREFIXES = (
@@ -178,14 +176,15 @@ def environment(options: RunOptions) -> Result:
     harmful = []
     for name, effect in HARMFUL.items():
         value = os.environ.get(name)
-        if value and value != _HARMLESS.get(name):
+        if value and value != _HARMLESS[name]:
             harmful.append(f"{name}: {effect}")
     reported = {}
     for name, value in sorted(os.environ.items()):
         if name.startswith(_PREFIXES):
             # a record must not contain a path of the machine
             reported[name] = "a path" if "/" in value else value
-    # a torch that was not built for ROCm ignores these variables
+    # A torch that was not built for ROCm ignores these variables, except for those of memory
+    # caching, which do not make results wrong.
     message = "; ".join(harmful)
     if harmful and torch.version.hip:
         return Result(PLACEHOLDER, State.FAILED, message, reported, Severity.ERROR)
