@@ -110,12 +110,19 @@ def test_a_short_context_is_skipped(judged):
 
 
 @pytest.mark.parametrize("context", [600, 1023])
-def test_a_context_without_room_for_the_known_text_is_skipped(context, judged):
-    names = {"text", "prefix", "speculation", "context"}
+def test_a_context_without_room_for_a_check_is_skipped(context, judged):
+    """The checks need room for the known text, or for a prompt with a tool and the answer."""
+    names = {"text", "prefix", "speculation", "context", "tools"}
     for result in judged(names, context=context, drafts=True).values():
         assert result.state is State.SKIPPED, result
         reason = result.measured["own_reason"]
         assert f"the server's context of {context} tokens is shorter than the 1024" in reason
+
+
+def test_a_context_without_room_for_a_tool_is_skipped(judged):
+    result = judged({"tools"}, context=256)["tools"]
+    assert result.state is State.SKIPPED, result
+    assert "256 tokens is shorter than the 1024" in result.measured["own_reason"]
 
 
 def test_a_prompt_that_the_context_does_not_hold_is_skipped(judged):

@@ -92,11 +92,16 @@ def read_known_text() -> str:
 
 def require_room_for_text(server: Endpoint) -> None:
     """Raise CannotRun if the server's context may be too short for the known text."""
+    require_room(server, _TEXT_CONTEXT)
+
+
+def require_room(server: Endpoint, needed: int) -> None:
+    """Raise CannotRun if the server's context has fewer tokens than a check needs."""
     context = server.context()
-    if 0 < context < _TEXT_CONTEXT:
+    if 0 < context < needed:
         raise CannotRun(
-            f"the server's context of {context} tokens is shorter than the {_TEXT_CONTEXT} tokens "
-            "that this check needs"
+            f"the server's context of {context} tokens is shorter than the {needed} tokens that "
+            "this check needs"
         )
 
 
@@ -386,13 +391,7 @@ def judge_recall(server: Endpoint, length: int) -> dict:
         CannotRun: The server accepts shorter prompts only, or the model does not even repeat a
             number from a short prompt.
     """
-    context = server.context()
-    needed = length + RECALL_MARGIN
-    if 0 < context < needed:
-        raise CannotRun(
-            f"the server's context of {context} tokens is shorter than the {needed} tokens that "
-            "this check needs"
-        )
+    require_room(server, length + RECALL_MARGIN)
     tokens_per_letter = len(server.generate(read_known_text(), 1).prompt) / len(read_known_text())
     pages = _make_pages(length, tokens_per_letter)
     missed_depths: list[str] = []

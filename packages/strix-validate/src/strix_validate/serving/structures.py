@@ -16,8 +16,12 @@ from strix_validate.serving.chats import (
     tokenize,
 )
 from strix_validate.serving.endpoint import Endpoint, Refused
+from strix_validate.serving.judges import require_room
 from strix_validate.serving.messages import Reply, chat
 
+#: Tokens that the server's context must have for the check of tools: half for the prompt, which
+#: contains the tool, and half for the answer.
+_TOOLS_CONTEXT = 1024
 #: A tool whose name no text has by chance.
 TOOL = "look_up_tide_table"
 #: The permitted values of each argument of the tool. The lists are short, so that the model's
@@ -70,9 +74,10 @@ def judge_tools(server: Endpoint) -> dict:
     """Require that a tool call is in tool_calls, and that a tool's result reaches the model.
 
     Raises:
-        CannotRun: The model does not end its tool call; or the server takes no tools, for example
-            because it was started without a parser of tool calls.
+        CannotRun: The context is too short; or the model does not end its tool call; or the server
+            takes no tools, for example because it was started without a parser of tool calls.
     """
+    require_room(server, _TOOLS_CONTEXT)
     limit = answer_limit(server)
     named = _call(server, _NAMED, limit)
     schema = _judge_calls(server, named, "a named tool_choice")
