@@ -14,7 +14,8 @@ import trained_server
 from strix_validate import runner, skips
 from strix_validate.checks import CheckFailed, RunOptions, State
 from strix_validate.reporting.record import Device
-from strix_validate.serving import costs, endpoint, judges, speed
+from strix_validate.serving import chats, costs, endpoint, judges, speed
+from strix_validate.serving.messages import Reply
 from strix_validate.serving.users_server import USER_CHECKS
 from strix_validate.tiers import serve
 
@@ -273,6 +274,22 @@ def test_after_clients_that_left_an_answer_has_a_minute(monkeypatch):
     judges.judge_abort(server, "prompt")
     assert limits[0] is None
     assert limits[1] >= 60
+
+
+def test_a_stream_that_differs_is_requested_three_times(monkeypatch):
+    """The answer without streaming is requested again before each comparison but the first."""
+    calls = []
+
+    def ask(name, content):
+        calls.append(name)
+        return Reply([], [], [], content, "", [], "stop", {})
+
+    monkeypatch.setattr(chats, "chat", lambda *_: ask("chat", "whole"))
+    monkeypatch.setattr(chats, "stream_chat", lambda *_: ask("stream", "streamed"))
+    reply = chats.chat()
+    with pytest.raises(CheckFailed, match="content of a streamed chat: streamed"):
+        chats.judge_reply_stream(None, [], reply, 48)
+    assert calls == ["chat", "stream"] * 3
 
 
 def test_a_slow_server_has_an_hour_for_each_request(judged, monkeypatch):

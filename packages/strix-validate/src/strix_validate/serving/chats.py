@@ -309,12 +309,13 @@ def judge_reply_stream(
     """
     expected: dict = {}
     streamed: dict = {}
-    for _ in range(3):
+    for attempt in range(3):
+        if attempt:
+            reply = chat(server, messages, number, **parameters)
         streamed = _comparable(stream_chat(server, messages, number, **parameters))
         expected = _comparable(reply)
         if streamed == expected:
             return
-        reply = chat(server, messages, number, **parameters)
     for name, value in expected.items():
         require(
             value == streamed[name],
