@@ -253,6 +253,16 @@ def test_the_vllm_of_this_environment_is_started(is_beside_python, monkeypatch, 
     assert commands[0][0] == (str(program) if is_beside_python else "vllm")
 
 
+def test_a_task_that_hangs_fails_with_the_end_of_its_log(monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho first kernel >&2\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(vllm_server, "_START_LIMIT", 1)
+    with pytest.raises(CheckFailed, match="make did not end within 1 s: first kernel"):
+        vllm_server.in_child("make", tmp_path)
+
+
 #: The result of `vllm bench serve` in vLLM 0.33.
 BENCH = {
     "completed": 32,

@@ -307,25 +307,31 @@ def in_child(task: str, folder: Path, *arguments: str) -> dict:
         *arguments: Further arguments; see tiny_llama.
 
     Raises:
-        CheckFailed: The task failed; the message has the end of its log.
-        subprocess.TimeoutExpired: The task takes more than _START_LIMIT seconds.
+        CheckFailed: The task failed, or takes more than _START_LIMIT seconds; the message has the
+            end of its log.
     """
     search_path = os.pathsep.join(filter(None, sys.path))
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-P",  # otherwise, libraries would be imported from the current folder
-            "-m",
-            "strix_validate.serving.tiny_llama",
-            task,
-            folder,
-            *arguments,
-        ],
-        env=os.environ | _NETWORK_OFF | {"PYTHONPATH": search_path},
-        capture_output=True,
-        text=True,
-        timeout=_START_LIMIT,
-    )
-    last = " | ".join(process.stderr.strip().splitlines()[-3:])
+    command = [
+        sys.executable,
+        "-P",  # otherwise, libraries would be imported from the current folder
+        "-m",
+        "strix_validate.serving.tiny_llama",
+        task,
+        folder,
+        *arguments,
+    ]
+    variables = os.environ | _NETWORK_OFF | {"PYTHONPATH": search_path}
+    try:
+        process = subprocess.run(command, env=variables, capture_output=True, timeout=_START_LIMIT)
+    except subprocess.TimeoutExpired as error:
+        last = _last_lines(error.stderr)
+        raise CheckFailed(f"{task} did not end within {_START_LIMIT} s: {last}") from None
+    last = _last_lines(process.stderr)
     require(process.returncode == 0, f"{task} ended with status {process.returncode}: {last}")
     return json.loads(process.stdout.strip().splitlines()[-1])
+
+
+def _last_lines(log: bytes | None) -> str:
+    """Return the last three lines of a log; None is an empty log."""
+    lines = (log or b"").decode(errors="replace").strip().splitlines()
+    return " | ".join(lines[-3:])
