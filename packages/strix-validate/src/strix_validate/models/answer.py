@@ -117,7 +117,7 @@ def answer(config: dict, folder: Path | None, source: Path | None) -> ModelAnswe
         CannotRun: vLLM's code fails on this machine.
     """
     if not source:
-        table.require_target()
+        table.require_target(": only vLLM's own code can answer")
     file_bytes = model_memory.weights_of_files(folder) if folder else 0
     rows = _rows(config, is_required=not source)
     count = _count(config, file_bytes)

@@ -96,17 +96,17 @@ def read_table() -> dict:
     return tomllib.loads(files(__package__).joinpath("table.toml").read_text())
 
 
-def require_target() -> None:
+def require_target(advice: str = "") -> None:
     """Require that the variable gpu_arch names the table's GPU.
+
+    Args:
+        advice: What to do about another GPU; appended to the message.
 
     Raises:
         NoModel: The variable names another GPU.
     """
     if TARGET != "gfx1151":
-        raise NoModel(
-            f"the table of vLLM's choices is for gfx1151, not {TARGET}: only vLLM's own code can "
-            "answer"
-        )
+        raise NoModel(f"the table of choices is for gfx1151, not {TARGET}{advice}")
 
 
 def read_rows() -> list[Row]:
