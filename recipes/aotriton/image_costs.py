@@ -98,7 +98,7 @@ def write(file: Path, folder: Path) -> None:
 
 
 def check(file: Path, folder: Path) -> int:
-    """Print each kernel that costs more than listed or is missing, and return their number."""
+    """Print and count the kernels that cost more than listed, and the problems without a kernel."""
     listed = kernel_costs.read_list(file)
     images = select(folder, listed)
     disassemble = True
@@ -116,7 +116,7 @@ def check(file: Path, folder: Path) -> int:
         print(line)
     total = len(list(folder.rglob("*.aks2")))
     print(f"{len(measured)} kernels of {len(images)} images")
-    print(f"kernels of {file} that now cost more or are missing: {len(growth)}")
+    print(f"kernels that cost more than in {file}, and problems without a kernel: {len(growth)}")
     print(f"{total - len(images)} images are not in the list and were not measured")
     return len(growth)
 

@@ -195,7 +195,7 @@ def main(action: str, first: str, second: str) -> int:
         print(line)
     unlisted = count_unlisted(listed, kernels)
     print(f"{len(kernels)} kernels")
-    print(f"kernels of {first} that now cost more or are missing: {len(growth)}")
+    print(f"kernels that cost more than in {first}, and problems without a kernel: {len(growth)}")
     print(f"kernels whose problem is not in {first}: {unlisted}")
     return int(bool(growth))
 
