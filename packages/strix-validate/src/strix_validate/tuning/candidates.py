@@ -480,6 +480,8 @@ def _judge_compiled(
     kernels: list[Lookup] = []
     for answer in answers:
         kernels += [x for x in answer.lookups if x.name.startswith(problem.kernel)]
+    # A process looks up each kernel once. If a configuration has no kernel here, an earlier one
+    # needed the same kernel.
     code = {_read_code(kernel) for kernel in kernels}
     trial = Trial(configuration=configuration)
     if errors:
