@@ -263,6 +263,7 @@ def test_layers_of_a_model(change: dict, dtype: torch.dtype) -> None:
 
 
 INT4 = {"bits": 4, "group_size": 128}
+EXPERTS = Experts(128, 8, 2048, 768)
 INT4_WITHOUT_ZEROS = Experts(128, 8, 2048, 768, 128)
 INT4_WITH_ZEROS = Experts(128, 8, 2048, 768, 128, zeros=True)
 FP8_EXPERTS = Experts(128, 8, 2048, 768, block=128)
@@ -272,7 +273,7 @@ FP8_EXPERTS = Experts(128, 8, 2048, 768, block=128)
     ("config", "experts"),
     [
         (LLAMA, []),
-        (QWEN, [Experts(128, 8, 2048, 768)]),
+        (QWEN, [EXPERTS]),
         (QWEN | {"moe_intermediate_size": None}, [Experts(128, 8, 2048, 6144)]),
         ({"text_config": QWEN, "quantization_config": INT4}, [Experts(128, 8, 2048, 768, 128)]),
         (QWEN | {"quantization_config": INT4 | {"zero_point": True}}, [INT4_WITH_ZEROS]),
@@ -315,6 +316,10 @@ MIXED = {"config_groups": {"a": {"weights": W4A16}, "b": {"weights": W4A16 | {"n
         (GPTQ, INT4_WITHOUT_ZEROS),
         (GPTQ | {"desc_act": True}, None),
         (GPTQ | {"group_size": -1}, None),
+        (GPTQ | {"dynamic": {"-:.*attn.*": {}}}, INT4_WITHOUT_ZEROS),
+        (FORMATS["w4a16"] | {"ignore": ["re:.*mlp.experts.*"]}, EXPERTS),
+        (FORMATS["w8a16"] | {"ignore": ["re:.*mlp.experts.*"]}, EXPERTS),
+        (FORMATS["w4a16"] | {"ignore": ["mtp.layers.0.mlp.experts"]}, INT4_WITHOUT_ZEROS),
         (FORMATS["fp8-blocks"], FP8_EXPERTS),
         (FORMATS["w8a16"], None),
         (FORMATS["w4a16-channels"], None),
@@ -332,6 +337,16 @@ def test_experts_by_format(quantization: dict, experts: Experts | None) -> None:
     layers = read_layers(QWEN | {"quantization_config": quantization})
     assert layers.experts == ([experts] if experts else [])
     assert layers.lacks_experts == (experts is None)
+
+
+@pytest.mark.parametrize(
+    ("form", "known"), [("w4a16", [INT4_WITHOUT_ZEROS, EXPERTS]), ("w8a16", [EXPERTS])]
+)
+def test_experts_of_some_layers_are_in_16_bits(form: str, known: list[Experts]) -> None:
+    quantization = FORMATS[form] | {"ignore": [r"re:model\.layers\.[0-3]\..*"]}
+    layers = read_layers(QWEN | {"quantization_config": quantization})
+    assert layers.experts == known
+    assert layers.lacks_experts == (form == "w8a16")
 
 
 @pytest.mark.parametrize(("form", "is_left_out"), [("w4a16", False), ("w8a16", True)])
@@ -361,6 +376,7 @@ def test_warm_says_that_it_leaves_out_experts(
         {"num_experts": "many"},
         {"num_experts_per_tok": None},
         {"quantization_config": {"bits": 4}},
+        {"quantization_config": INT4 | {"ignore": ["re:("]}},
     ],
 )
 def test_wrong_layers_of_a_model(change: dict) -> None:

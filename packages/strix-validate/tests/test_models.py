@@ -35,6 +35,43 @@ EACH_FORMAT = ("Llama-3.1-8B", "Qwen3-30B-A3B", "Qwen3-Next-80B-A3B")
 CASES = dict(CONFIGS)
 for _name, _form in product(EACH_FORMAT, FORMATS):
     CASES[f"{_name}, {_form}"] = CONFIGS[_name] | {"quantization_config": FORMATS[_form]}
+#: Changes of a quantization_config that leave parts of layers in 16 bits, by model and format.
+EXCLUDED: dict[tuple[str, str], dict[str, dict]] = {
+    ("Qwen3-30B-A3B", "w4a16"): {
+        "without attention": {"ignore": ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate$"]},
+        "without experts": {"ignore": ["lm_head", "re:.*mlp.experts.*"]},
+        "without experts of layer 0": {
+            "ignore": [
+                f"model.layers.0.mlp.experts.{number}.{name}_proj"
+                for number, name in product(range(128), ("gate", "up", "down"))
+            ]
+        },
+    },
+    ("Qwen3-30B-A3B", "gptq"): {
+        "without attention": {"dynamic": {"lm_head": {}, "-:.*attn.*": {}}},
+        "experts not excluded": {"dynamic": {"-:.*experts.*": {}}},
+    },
+    ("Qwen3-30B-A3B", "awq"): {
+        "without layer 0": {"modules_to_not_convert": ["model.layers.0.", "mlp.gate"]}
+    },
+    ("Qwen3-30B-A3B", "fp8-blocks"): {
+        "without some experts": {
+            "modules_to_not_convert": [f"model.layers.{number}.mlp.experts" for number in range(4)]
+        }
+    },
+    ("Llama-3.1-8B", "w4a16"): {
+        "without four layers": {"ignore": ["lm_head", r"re:model\.layers\.[0-3]\..*"]}
+    },
+}
+for (_name, _form), _changes in EXCLUDED.items():
+    for _label, _change in _changes.items():
+        CASES[f"{_name}, {_form} {_label}"] = CONFIGS[_name] | {
+            "quantization_config": FORMATS[_form] | _change
+        }
+_RULES = ("lm_head", "-:.*attn.*", "-:.*shared_expert.*", "-:.*mtp.*", "-:.*visual.*")
+CASES["Qwen3.6-35B-A3B, gptq"] = SHAPES["Qwen3.6-35B-A3B"] | {
+    "quantization_config": FORMATS["gptq"] | {"dynamic": {rule: {} for rule in _RULES}}
+}
 CASES |= {name: config for name, config in SHAPES.items() if table.was_compared(config)}
 CASES |= THREADS
 #: Groups of checks that prove something only on a GPU.
@@ -57,6 +94,15 @@ ALLOCATES = {
     "Llama-3.1-8B, fp8-blocks": 8.46,
     "Qwen3-30B-A3B, w4a16": 15.52,
     "Qwen3-Next-80B-A3B, gptq": 39.2,
+    "Qwen3-30B-A3B, w4a16 without attention": 16.79,
+    "Qwen3-30B-A3B, w4a16 without experts": 55.6,
+    "Qwen3-30B-A3B, w4a16 without experts of layer 0": 16.36,
+    "Qwen3-30B-A3B, gptq without attention": 16.78,
+    "Qwen3-30B-A3B, gptq experts not excluded": 15.53,
+    "Qwen3-30B-A3B, awq without layer 0": 16.51,
+    "Qwen3-30B-A3B, fp8-blocks without some experts": 31.27,
+    "Llama-3.1-8B, w4a16 without four layers": 6.52,
+    "Qwen3.6-35B-A3B, gptq": 20.86,
     "Llama-3.1-8B, w8a16": 8.56,
     "Llama-3.1-8B, w8a16-channels": 8.46,
     "Qwen3-30B-A3B, gptq-8": 29.46,
@@ -570,6 +616,10 @@ BAD: dict[str, tuple[str | dict, str]] = {
     "no model": ("{}", "neither attention heads"),
     "no size": ({"hidden_size": None}, "dimension"),
     "a word": ({"num_hidden_layers": "many"}, "dimension"),
+    "a pattern of names that is malformed": (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}},
+        "a pattern of modules is malformed",
+    ),
     "not a format": ({"quantization_config": "awq"}, "quantization_config is not an object"),
     "bits in words": (
         {"quantization_config": {"quant_method": "awq", "bits": "four"}},

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Read the layers that a model's config.json describes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from strix_validate.layers.kinds import Attention, Experts, Latent, Linear
-from strix_validate.layers.parts import find_text
+from strix_validate.layers.parts import find_text, list_layers
+from strix_validate.layers.quantization import LayerQuantization
 
 #: Data types by their names in config.json. Any other name is read as bfloat16.
 _DTYPES = {"float16": torch.float16}
@@ -26,11 +28,12 @@ EXPERTS_LEFT_OUT = (
 class ModelLayers:
     """The layers of a model.
 
-    Each list but the first has at most one entry.
+    Each list but the first two has at most one entry.
 
     Attributes:
         attention: Kinds of attention layers that store keys and values, not latent vectors.
-        experts: The layer of experts, if vLLM has Triton kernels for it.
+        experts: Kinds of layers of experts for which vLLM has Triton kernels. They differ only in
+            the format of their weights.
         linear: The layer of linear attention.
         latent: The layer of latent attention.
         vocabularies: The size of the vocabulary, if it is known.
@@ -65,14 +68,15 @@ def read_layers(config: dict) -> ModelLayers:
         dtype = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")
         name = str(dtype).removeprefix("torch.")
         experts = _read_experts(config, text)
+        known_experts = [layer for layer in experts if layer]
         return ModelLayers(
             attention=_read_attention(config, text),
-            experts=experts,
+            experts=known_experts,
             linear=_read_linear(text),
             latent=_read_latent(text),
             vocabularies=[vocab_size] if vocab_size else [],
             dtype=_DTYPES.get(name, torch.bfloat16),
-            lacks_experts=_count_experts(text) > 0 and not experts,
+            lacks_experts=len(known_experts) < len(experts),
         )
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"no layers can be read from config.json: {error!r:.200}") from error
@@ -212,13 +216,10 @@ def _read_latent(text: dict) -> list[Latent]:
     return [Latent(heads, rank, rope)]
 
 
-def _read_experts(config: dict, text: dict) -> list[Experts]:
-    """Return the layer of experts, if vLLM computes it with its general Triton kernels."""
+def _read_experts(config: dict, text: dict) -> list[Experts | None]:
+    """Return the kinds of layers of experts; None for those without a general Triton kernel."""
     experts = _count_experts(text)
     if not experts:
-        return []
-    weights = _read_expert_weights(config, text)
-    if weights is None:
         return []
     top_k = text.get("top_k_experts") or text["num_experts_per_tok"]
     inner = text.get("moe_intermediate_size") or text["intermediate_size"]
@@ -228,19 +229,32 @@ def _read_experts(config: dict, text: dict) -> list[Experts]:
         hidden_size=int(text["hidden_size"]),
         intermediate_size=int(inner),
         weights_input=str(text.get("model_type")).startswith("llama4"),
-        **weights,
     )
-    return [layer]
+    layers: list[Experts | None] = []
+    for quantized in _list_quantizations(config, text):
+        weights = _read_expert_weights(quantized)
+        layers.append(None if weights is None else replace(layer, **weights))
+    return layers
 
 
-def _read_expert_weights(config: dict, text: dict) -> dict[str, Any] | None:
+def _list_quantizations(config: dict, text: dict) -> list[Mapping[str, Any]]:
+    """Return the distinct quantization_configs of the experts; that of 16 bits is empty."""
+    quantized = config.get("quantization_config") or text.get("quantization_config") or {}
+    quantization = LayerQuantization(quantized)
+    if not quantization.has_exceptions:
+        return [quantized]
+    layers = enumerate(list_layers(text))
+    sparse = [number for number, layer in layers if layer.feed_forward == "sparse"]
+    return quantization.list_distinct("experts", sparse)
+
+
+def _read_expert_weights(quantized: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the fields of Experts that depend on the format of the weights.
 
     vLLM's general kernels accept weights of 16 bits, of 4 bits in groups, and of FP8 in square
     blocks. For other formats, return None: they have other kernels, as that of gpt-oss has, or vLLM
     refuses them.
     """
-    quantized = config.get("quantization_config") or text.get("quantization_config")
     if not quantized:
         return {}
     groups = quantized.get("config_groups")

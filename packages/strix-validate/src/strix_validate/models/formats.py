@@ -66,7 +66,15 @@ def read_format(config: Mapping) -> str:
     Raises:
         NoModel: quantization_config is not an object, or has a value of a wrong type.
     """
-    quantization = find_quantization(config)
+    return name_format(find_quantization(config))
+
+
+def name_format(quantization: Mapping) -> str:
+    """Return the format that a quantization_config describes, as read_format does.
+
+    Raises:
+        NoModel: A value has a wrong type.
+    """
     if not quantization:
         return "16 bits"
     try:

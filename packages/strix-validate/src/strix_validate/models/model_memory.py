@@ -8,7 +8,8 @@ from pathlib import Path
 from strix_validate.json_file import read_json_object
 from strix_validate.layers import defaults
 from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
-from strix_validate.models.formats import find_quantization, read_format
+from strix_validate.layers.quantization import LayerQuantization, find_mixer_part
+from strix_validate.models.formats import find_quantization, name_format, read_format
 from strix_validate.models.table import read_table
 
 #: The format for which :func:`weights` counts the output head as quantized too.
@@ -106,31 +107,49 @@ def weights(config: Mapping) -> int:
     text = find_text(config)
     hidden = text["hidden_size"]
     form = read_format(config)
-    if form == "bitsandbytes" and find_quantization(config).get("load_in_8bit"):
-        form = _BITSANDBYTES_8
-    matrix_bytes = 2.0 if form in _EXPERTS_ALONE else weight_bytes(form)
     embedding = text["vocab_size"] * hidden
     total = 2.0 * embedding
     if not _is_tied(config) and not _is_encoder(text):
-        head_bytes = matrix_bytes if form == _HEAD_TOO else 2.0
+        head_bytes = weight_bytes(form) if form == _HEAD_TOO else 2.0
         total += head_bytes * embedding
+    quantization = LayerQuantization(find_quantization(config))
     if "encoder_layers" in text:
+        matrix_bytes = _matrix_bytes(quantization, "attention", 0)
         return int(total + matrix_bytes * _encoder_decoder_layers(text, hidden))
     layers = list_layers(text)
     for number, layer in enumerate(layers):
         if not _is_counted(layer):
             continue
-        total += matrix_bytes * _mixer(text, hidden, layer.mixer, number)
+        mixer_bytes = _matrix_bytes(quantization, find_mixer_part(layer.mixer), number)
+        total += mixer_bytes * _mixer(text, hidden, layer.mixer, number)
         has_dense = layer.feed_forward == "dense"
         if has_dense or (layer.feed_forward and text.get("enable_moe_block")):
-            total += matrix_bytes * _dense(text, hidden, number)
+            dense_bytes = _matrix_bytes(quantization, "dense", number)
+            total += dense_bytes * _dense(text, hidden, number)
         if layer.feed_forward == "sparse":
-            total += _sparse_bytes(text, hidden, form, matrix_bytes)
+            total += _sparse_bytes(text, hidden, quantization, number)
     # hyper-connections are in float32, and each layer has two
     streams = text.get("hc_mult") or 0
     total += 4 * len(layers) * 2 * streams * hidden * (2 * streams + streams**2)
     in_16_bits = _layer_inputs(text, hidden, len(layers)) + encoder_parameters(config)
     return int(total + 2.0 * in_16_bits)
+
+
+def _matrix_bytes(quantization: LayerQuantization, part: str, number: int) -> float:
+    """Return how many bytes a weight of a matrix takes in a part of a layer.
+
+    Args:
+        quantization: The quantization of the model.
+        part: A part that LayerQuantization knows.
+        number: Number of the layer.
+    """
+    own = quantization.read(part, number)
+    form = name_format(own)
+    if form == "bitsandbytes" and own.get("load_in_8bit"):
+        form = _BITSANDBYTES_8
+    if form in _EXPERTS_ALONE and part != "experts":
+        return 2.0
+    return weight_bytes(form)
 
 
 def _encoder_decoder_layers(text: Mapping, hidden: int) -> int:
@@ -143,21 +162,24 @@ def _encoder_decoder_layers(text: Mapping, hidden: int) -> int:
 def _sparse_bytes(
     text: Mapping,
     hidden: int,
-    form: str,
-    matrix_bytes: float,
+    quantization: LayerQuantization,
+    number: int,
 ) -> float:
     """Return the bytes of a layer's router, shared experts and experts.
 
     Args:
         text: The text model.
         hidden: Its hidden_size.
-        form: Format of the weights.
-        matrix_bytes: Bytes of a weight of the shared experts.
+        quantization: The quantization of the model.
+        number: Number of the layer.
     """
     router = 2.0 * hidden * text["num_experts"]
-    shared = matrix_bytes * _num_matrices(text) * hidden * _shared_size(text)
-    expert_form = "mxfp4" if text.get("expert_dtype") == "fp4" else form
-    expert_bytes = weight_bytes(expert_form)
+    shared_bytes = _matrix_bytes(quantization, "shared experts", number)
+    shared = shared_bytes * _num_matrices(text) * hidden * _shared_size(text)
+    expert_bytes = _matrix_bytes(quantization, "experts", number)
+    if text.get("expert_dtype") == "fp4":
+        expert_bytes = weight_bytes("mxfp4")
+    form = name_format(quantization.read("experts", number))
     weights_of_expert = _num_matrices(text) * _expert_matrix(text, hidden, form)
     return router + shared + expert_bytes * text["num_experts"] * weights_of_expert
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from strix_validate import TARGET, VLLM_DEVICE_NAME
 from strix_validate.layers.defaults import NoModel
 from strix_validate.layers.parts import ATTENTION, Layer, find_encoders, find_text, list_layers
-from strix_validate.models.formats import find_quantization, read_format
+from strix_validate.layers.quantization import LayerQuantization, find_mixer_part
+from strix_validate.models.formats import find_quantization, name_format, read_format
 
 #: What a check that passed without a GPU proves about a kernel, by the first part of the check's
 #: id. Checks such as gemm, sdpa and conv prove something only on a GPU.
@@ -31,6 +32,13 @@ ATTENDS = {
     "compressed 4",
     "compressed 128",
 }
+#: Keys of the sizes or the number of shared experts.
+_SHARED_EXPERTS = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "n_shared_experts",
+)
 #: Formats in which vLLM treats the output head as a layer of its own, in 16 bits.
 _SEPARATE_HEAD = ("auto-round", "auto-round of 8 bits", "nvfp4 by modelopt", "mxfp8 by modelopt")
 #: How the names of vLLM's tables of tiles state the experts' format. `describe_tiles` says nothing
@@ -145,8 +153,11 @@ def describe_tiles(config: Mapping, source: Path | None = None) -> str:
     text = find_text(config)
     count = text.get("num_experts")
     size = text.get("moe_intermediate_size") or text.get("intermediate_size")
-    form = "mxfp4" if text.get("expert_dtype") == "fp4" else read_format(config)
-    if not count or form not in _TILED:
+    if not count:
+        return ""
+    _, expert_formats = _list_formats(config, text, list_layers(text))
+    form = "mxfp4" if text.get("expert_dtype") == "fp4" else next(iter(expert_formats), "")
+    if form not in _TILED:
         return ""
     name = f"E={count},N={size}{_TILED[form]}"
     if name in _tuned_tables(source):
@@ -210,23 +221,59 @@ def find_rows(config: Mapping) -> list[Row]:
 def _matrix_rows(config: Mapping, text: Mapping, layers: Sequence[Layer]) -> list[Row]:
     """Return the rows of a model's linear layers and experts, up to the first that is refused."""
     form = read_format(config)
-    # gpt-oss keeps everything except its experts in 16 bits
-    linear_format = "16 bits" if form == "mxfp4" else form
-    chosen = [_row("linear", linear_format)]
-    has_experts = any(layer.feed_forward == "sparse" for layer in layers)
-    if has_experts and not chosen[-1].refused:
-        chosen.append(_row("experts", _experts_format(text, form)))
+    linear_formats, expert_formats = _list_formats(config, text, layers)
     # Some layers of a quantized model stay in 16 bits: projections of decay, gates or compression,
-    # the output head, or layers of an encoder.
+    # the output head, layers of an encoder, or those that the config excludes.
     has_16_bits = (
-        text.get("linear_num_value_heads")
+        "16 bits" in linear_formats
+        or text.get("linear_num_value_heads")
         or text.get("o_lora_rank")
         or form in _SEPARATE_HEAD
         or _keeps_encoder(config)
     )
-    if has_16_bits and form != "16 bits" and not chosen[-1].refused:
-        chosen.append(_row("linear", "16 bits"))
+    rows = [_row("linear", name) for name in linear_formats if name != "16 bits"]
+    experts_rows = [_row("experts", _experts_format(text, name)) for name in expert_formats]
+    if rows:
+        rows += experts_rows
+        if has_16_bits:
+            rows.append(_row("linear", "16 bits"))
+    else:
+        rows = [_row("linear", "16 bits"), *experts_rows]
+    chosen = []
+    for row in rows:
+        chosen.append(row)
+        if row.refused:
+            break
     return chosen
+
+
+def _list_formats(
+    config: Mapping, text: Mapping, layers: Sequence[Layer]
+) -> tuple[list[str], list[str]]:
+    """Return the distinct formats of linear layers, and those of experts.
+
+    The formats of an encoder-decoder, whose layers are not known, are those of the whole model.
+    """
+    form = read_format(config)
+    if not layers:
+        return [form], []
+    quantization = LayerQuantization(find_quantization(config))
+    has_shared_experts = any(text.get(key) for key in _SHARED_EXPERTS)
+    linear_formats = []
+    expert_formats = []
+    for number, layer in enumerate(layers):
+        parts = [find_mixer_part(layer.mixer)] if layer.mixer else []
+        if layer.feed_forward == "dense":
+            parts.append("dense")
+        if layer.feed_forward == "sparse":
+            expert_formats.append(name_format(quantization.read("experts", number)))
+            if has_shared_experts:
+                parts.append("shared experts")
+        linear_formats += [name_format(quantization.read(part, number)) for part in parts]
+    if form == "mxfp4":
+        # gpt-oss keeps everything except its experts in 16 bits
+        linear_formats = ["16 bits"]
+    return list(dict.fromkeys(linear_formats)), list(dict.fromkeys(expert_formats))
 
 
 def _keeps_encoder(config: Mapping) -> bool:
