@@ -159,6 +159,28 @@ def test_nvidias_wheels_are_fetched_only_if_asked_for(
     assert set(fetched) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a==$absent", "requirements.in uses $absent, for which no variants file has a value"),
+        ("a==$", "requirements.in: Invalid placeholder"),
+        ("!!", "requirements.in: '!!' is not a requirement"),
+    ],
+)
+def test_a_malformed_list_of_requirements(machine: HostBaseMaker, line: str, message: str) -> None:
+    (machine.recipe / "requirements.in").write_text(f"# comment\n{line}\n")
+    with pytest.raises(ForgeError) as raised:
+        machine.names()
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "extra: 1", "extra: {cost: []}", "extra:"])
+def test_a_host_base_without_a_cost(machine: HostBaseMaker, text: str) -> None:
+    (machine.recipe / "recipe.yaml").write_text(text)
+    with pytest.raises(ForgeError, match=r"host/recipe\.yaml.*extra\.cost"):
+        _ = machine.cost
+
+
 def test_unpack_wheel(tmp_path: Path) -> None:
     """Console scripts run from any prefix. Files in .data are installed as PEP 427 defines."""
     file = write_wheel(

@@ -22,7 +22,7 @@ from string import Template
 from typing import Any
 
 import yaml
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from forge.bases import Base
@@ -87,9 +87,12 @@ class HostBaseMaker:
     def cost(self) -> Cost:
         """The cost of making the base, as its recipe states it. Raise ForgeError if malformed."""
         path = self.recipe / "recipe.yaml"
-        extra = yaml.safe_load(read_text(path))["extra"]
         key = "cost_with_nvidia_wheels" if self.has_nvidia_wheels else "cost"
-        return parse_cost(extra[key], path)
+        try:
+            stated = yaml.safe_load(read_text(path))["extra"][key]
+        except (KeyError, TypeError):
+            raise ForgeError(f"{path} has no extra.{key}: add it") from None
+        return parse_cost(stated, path)
 
     @cached_property
     def key(self) -> str:
@@ -121,9 +124,19 @@ class HostBaseMaker:
 
     @property
     def requirements(self) -> str:
-        """requirements.in with variants.yaml's pins: what recipes and stacks need from PyPI."""
+        """requirements.in with variants.yaml's pins: what recipes and stacks need from PyPI.
+
+        Raise ForgeError if no variants file has a value for a pin.
+        """
+        path = self.recipe / "requirements.in"
         pins = {key: values[0] for key, values in self.base.variants.items() if values}
-        return Template(read_text(self.recipe / "requirements.in")).substitute(pins)
+        try:
+            return Template(read_text(path)).substitute(pins)
+        except KeyError as error:
+            reason = f"{path} uses ${error.args[0]}, for which no variants file has a value"
+            raise ForgeError(f"{reason}: add it to variants.yaml") from None
+        except ValueError as error:
+            raise ForgeError(f"{path}: {error}; write $$ for a dollar sign") from None
 
     def names(self) -> frozenset[str]:
         """Return the names of the packages of the base that recipes may require.
@@ -136,11 +149,21 @@ class HostBaseMaker:
         return frozenset(names)
 
     def _list_required(self) -> set[str]:
-        """Return the canonical names of the projects in `requirements`."""
+        """Return the canonical names of the projects in `requirements`.
+
+        Raises:
+            ForgeError: A line is not a requirement.
+        """
         projects: set[str] = set()
         for line in self.requirements.splitlines():
-            if line and not line.startswith("#"):
+            if not line or line.startswith("#"):
+                continue
+            try:
                 projects.add(canonicalize_name(Requirement(line).name))
+            except InvalidRequirement:
+                path = self.recipe / "requirements.in"
+                reason = f"{line!r:.80} is not a requirement such as a>=1"
+                raise ForgeError(f"{path}: {reason}") from None
         return projects
 
     def _seal(self, data: dict[str, Any]) -> str:
