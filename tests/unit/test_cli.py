@@ -279,6 +279,21 @@ def test_what_nobody_foresaw_is_one_line_and_a_log(
     log.unlink()
 
 
+def test_a_user_without_a_home_folder_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a container, a user id may be unknown. Then nothing but HOME names the home folder."""
+
+    def fails(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", fails)
+    monkeypatch.setattr("sys.argv", ["forge", "clean"])
+    assert main.run() == 2
+    assert "set HOME to a folder" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("host", [":80", "a b", "%zz", "[::1]]", "[::1", "h:x", ""])
 def test_a_malformed_url_is_one_message(host: str) -> None:
     for scheme in ("http", "https"):

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -106,7 +107,16 @@ def run() -> int:
 
 
 def _prepare_environment() -> None:
-    """Set or remove environment variables that would make the bindings of rattler fail."""
+    """Set or remove environment variables that would make the bindings of rattler fail.
+
+    Raises:
+        ForgeError: The user has no home folder, for example in a container with an unknown user id.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        reason = "this user has no home folder, in which rattler and pixi keep files"
+        raise ForgeError(f"{reason}: set HOME to a folder that can be written") from None
     # Unlike Python, rattler fails if TMPDIR names a folder that does not exist.
     os.environ["TMPDIR"] = tempfile.gettempdir()
     # rattler panics if TOKIO_WORKER_THREADS is 0.
