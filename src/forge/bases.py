@@ -32,7 +32,7 @@ DIGEST_KEY = "content_digest"
 
 
 class BaseName(StrEnum):
-    """The values of --base."""
+    """The values of --base and FORGE_BASE."""
 
     AUTO = "auto"
     CONDA_FORGE = "conda-forge"
@@ -40,7 +40,8 @@ class BaseName(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "BaseName":
-        raise ForgeError(f"base {value!r} is not one of {', '.join(cls)}")
+        # typer checks the value of --base itself.
+        raise ForgeError(f"FORGE_BASE={value!r:.40} is not one of {', '.join(cls)}")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_base_from_the_environment(
     monkeypatch.setenv("FORGE_BASE", "other")
     done = CliRunner().invoke(app, ["show"])
     assert isinstance(done.exception, ForgeError)
-    assert "'other' is not one of" in str(done.exception)
+    assert "FORGE_BASE='other' is not one of" in str(done.exception)
 
 
 def test_an_unknown_base_is_a_usage_error(contexts: tuple[typer.Typer, list[Context]]) -> None:
