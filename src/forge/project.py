@@ -125,6 +125,8 @@ class Project:
                 yield from (folder / name for name in WORK_FOLDERS if (folder / name).exists())
             elif not any((folder / name).exists() for name in (FAILED, STOPPED)):
                 yield folder
-        yield from self.output_folder.glob("*/.partial-*")
-        yield from self.output_folder.glob(".tmp/*")
+        # `--output` may name a folder that has other files, too.
+        for name in (*SUBDIRS, "forge"):
+            yield from self.output_folder.glob(f"{name}/.partial-*")
+        yield from self.output_folder.glob(".tmp/repodata*")
         yield from self.build.glob("not-attempted/.partial-*")
