@@ -74,7 +74,8 @@ class Project:
             output: The folder of the local channel. None means ROOT/channel.
 
         Raises:
-            ForgeError: The folder is not a checkout, or packages cannot be built at its path.
+            ForgeError: The folder is not a checkout, packages cannot be built at its path, or
+                `output` is not a folder.
         """
         root = root.resolve()
         if not (root / "variants.yaml").is_file():
@@ -89,6 +90,8 @@ class Project:
             advice = "move the checkout, because a conda prefix is limited to 255 characters"
             raise ForgeError(f"{root}: {reason}: {advice}")
         folder = output.resolve() if output else root / "channel"
+        if folder.exists() and not folder.is_dir():
+            raise ForgeError(f"{folder} is not a folder: name another one with --output")
         return cls(root, folder, root / "build")
 
     @contextlib.contextmanager

@@ -46,6 +46,15 @@ def test_the_longest_path_of_a_checkout(tmp_path: Path) -> None:
         Project.at(longer)
 
 
+def test_an_output_folder_that_is_a_file(tmp_path: Path) -> None:
+    """Commands that only read must not report that its packages are not built."""
+    (tmp_path / "variants.yaml").touch()
+    (tmp_path / "packages").touch()
+    with pytest.raises(ForgeError, match="packages is not a folder: name another"):
+        Project.at(tmp_path, tmp_path / "packages")
+    assert Project.at(tmp_path, tmp_path / "absent").output_folder == tmp_path / "absent"
+
+
 def test_the_launcher_says_so_too(tmp_path: Path) -> None:
     root = tmp_path / "a:b"
     root.mkdir()
