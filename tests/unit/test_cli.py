@@ -112,6 +112,15 @@ def test_usage(tmp_path: Path, line: str, environment: dict[str, str], message: 
     assert "variants.yaml" in str(expect_error("plan", FORGE_ROOT=str(tmp_path), FORGE_BASE="host"))
 
 
+def test_the_package_format_is_checked_first(tmp_path: Path) -> None:
+    """On conda-forge, all environments are solved before a build begins, which takes minutes."""
+    MiniProject(tmp_path).recipe("alpha")
+    words = ("build", "alpha", "--base", "conda-forge", "--package-format", "conda:0")
+    error = expect_error(*words, FORGE_ROOT=str(tmp_path))
+    assert "'conda:0' is not conda:LEVEL" in str(error)
+    assert not (tmp_path / "channel").exists()
+
+
 PASSED_ON = {
     "run attention tool --help": ["tool", "--help"],
     "run attention -- tool --base x": ["tool", "--base", "x"],

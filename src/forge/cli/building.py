@@ -27,6 +27,7 @@ from forge.cli.context import (
     Packages,
     err,
     out,
+    require_package_format,
 )
 from forge.cli.time_box import StopAfter, time_box
 from forge.conda.local import Output, Record
@@ -106,10 +107,12 @@ def run_build(ctx: Context, request: Request) -> None:
     recipes that depend on it, except with `even_so`.
 
     Raises:
+        ForgeError: The package format has another form.
         NotAttempted: Nothing was fetched or built, because none of the recipes can be built, a
             named recipe needs one that cannot or must not be built, disk or memory is lacking, or
             the user answered no.
     """
+    require_package_format(request.package_format)
     ctx = replace(ctx, keep_going=request.keep_going)
     requested = ctx.select(request.packages)
     if request.with_dependents:

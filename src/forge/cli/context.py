@@ -176,13 +176,7 @@ class Context:
         Args:
             package_format: The format in rattler-build's notation, conda:LEVEL.
             needs_base: On the host base, make the base first unless it is current.
-
-        Raises:
-            ForgeError: The package format has another form.
         """
-        if not PACKAGE_FORMAT.fullmatch(package_format):
-            reason = f"--package-format {package_format!r} is not conda:LEVEL"
-            raise ForgeError(f"{reason} with a level from -7 to 22, except 0")
         builder = Builder(
             self.project,
             self.base,
@@ -193,6 +187,13 @@ class Context:
             with builder.display as display:
                 self.hostbase.make(display.say, builder.run_job)
         return builder
+
+
+def require_package_format(text: str) -> None:
+    """Raise ForgeError unless the value of --package-format is conda:LEVEL."""
+    if not PACKAGE_FORMAT.fullmatch(text):
+        reason = f"--package-format {text!r} is not conda:LEVEL"
+        raise ForgeError(f"{reason} with a level from -7 to 22, except 0")
 
 
 _shared_options = typer.Typer(add_completion=False)
