@@ -23,6 +23,17 @@ def test_what_info_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         _ = Package(built).info
 
 
+def test_a_package_of_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names only the package, not the temporary folder to which it is unpacked."""
+    built = package(tmp_path, [file("a"), file("b")])
+    monkeypatch.setattr("forge.limits.FILES", 2)
+    assert Package(built).payload.keys() == {"a", "b"}
+    monkeypatch.setattr("forge.limits.FILES", 1)
+    with pytest.raises(Refused) as error:
+        _ = Package(built).payload
+    assert str(error.value) == f"{built} has more than 1 files: do not install this package"
+
+
 def test_damage_far_into_a_file_is_one_message(tmp_path: Path) -> None:
     """Damage in the middle of a large file is an error, like damage where the archive begins."""
     built = package(tmp_path, [file("noise", random.Random(1).randbytes(1 << 20))])

@@ -130,7 +130,8 @@ class Package:
                 elif is_file:
                     payload[relative] = None
             if len(payload) > limits.FILES:
-                _refuse(self.path, place, f"is in a package of more than {limits.FILES} files")
+                reason = f"has more than {limits.FILES} files: do not install this package"
+                raise Refused(f"{self.path} {reason}")
         return payload
 
     @cached_property
