@@ -35,6 +35,11 @@ DONE = "done-"
 STOPPED = "stopped.json"
 
 
+def is_set(variable: str) -> bool:
+    """Return whether an environment variable is set, and neither empty nor 0."""
+    return os.environ.get(variable, "") not in ("", "0")
+
+
 class Project:
     """The folders of one checkout.
 

@@ -128,9 +128,9 @@ def test_what_requires_nvidias_wheels_gets_stubs(tmp_path: Path) -> None:
         assert row.size == (info / "METADATA").stat().st_size
 
 
-@pytest.mark.parametrize("setting", ["", "1"])
+@pytest.mark.parametrize(("setting", "is_set"), [("", False), ("0", False), ("1", True)])
 def test_nvidias_wheels_are_fetched_only_if_asked_for(
-    machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
+    machine: HostBaseMaker, monkeypatch: pytest.MonkeyPatch, setting: str, is_set: bool
 ) -> None:
     """NVIDIA's wheels are fetched with FORGE_NVIDIA_WHEELS, or if requirements.in names them.
 
@@ -144,7 +144,7 @@ def test_nvidias_wheels_are_fetched_only_if_asked_for(
     plain = HostBaseMaker(machine.project, machine.base)
     monkeypatch.setenv("FORGE_NVIDIA_WHEELS", setting)
     host = HostBaseMaker(machine.project, machine.base)
-    assert (host.key == plain.key) == (not setting)
+    assert (host.key == plain.key) == (not is_set)
     fetched: list[str] = []
 
     def fetch_wheels(pins: list, *_: object) -> list:
@@ -154,7 +154,7 @@ def test_nvidias_wheels_are_fetched_only_if_asked_for(
     monkeypatch.setattr(hostbase, "fetch_wheels", fetch_wheels)
     assert not list(host._fetch_wheels(print))
     expected = set(names)
-    if not setting:
+    if not is_set:
         expected -= {"nvidia-cublas", "cuda-bindings"}
     assert set(fetched) == expected
 

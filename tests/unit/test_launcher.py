@@ -80,6 +80,12 @@ def expected(words: list[str]) -> str:
     return "\n".join([*pixi, "--", "python", f"{root}/src/forge", *words, ""])
 
 
+@pytest.mark.parametrize("value", ["", "0"])
+def test_pixi_is_used_unless_it_is_turned_off(pixi: dict[str, str], value: str) -> None:
+    done = launch(["plan"], pixi | {"FORGE_NO_PIXI": value, "FORGE_PYTHON_BIN": "/bin/false"})
+    assert done.stdout == expected(["plan"])
+
+
 @pytest.mark.parametrize("line", FORMS)
 def test_a_line_reaches_the_driver(pixi: dict[str, str], line: str) -> None:
     words = shlex.split(line)

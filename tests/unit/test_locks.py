@@ -442,7 +442,9 @@ def test_an_old_pixi_is_named_with_the_way_around_it(
         monkeypatch.setenv("FORGE_NO_PIXI", "1")
         assert stack.pixi("lock") == []
     else:
-        assert stack.pixi("lock")[:2] == [str(pixi), "lock"]
+        for value in ("", "0"):
+            monkeypatch.setenv("FORGE_NO_PIXI", value)
+            assert stack.pixi("lock")[:2] == [str(pixi), "lock"]
 
 
 def test_pixi_reads_the_configuration_of_the_clone(

@@ -27,6 +27,7 @@ from forge.envs.manifest import Manifest
 from forge.envs.workspace import LockedInPart, Workspace, variables_for_commands
 from forge.errors import ForgeError
 from forge.files import copy_whole, hold, move_whole, write_text
+from forge.project import is_set
 from forge.recipes.recipe import parse_package_name
 from forge.recipes.verify import find_recipe
 
@@ -181,7 +182,7 @@ class Stack:
             ForgeError: The stack does not allow this version of pixi.
         """
         pixi = shutil.which("pixi")
-        if os.environ.get("FORGE_NO_PIXI") or not pixi:
+        if is_set("FORGE_NO_PIXI") or not pixi:
             return []
         version = find_version(pixi)
         required = self.manifest.requires_pixi

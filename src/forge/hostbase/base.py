@@ -31,7 +31,7 @@ from forge.errors import ForgeError, NotAttempted
 from forge.files import digest_tree, hold, move_whole, read_text, sha256_file, write_text
 from forge.hostbase.lock import fetch_wheels, read_pins, require_pinned
 from forge.hostbase.wheels import CODE, CONDA_NAMES, Conversion, Wheel, is_nvidia
-from forge.project import Project
+from forge.project import Project, is_set
 from forge.recipes.cost import Cost, parse_cost
 from forge.recipes.recipe import list_packages, remove_extra
 from forge.sources.cache import SourceCache
@@ -81,7 +81,7 @@ class HostBaseMaker:
         # This is the interpreter itself, not a link to it in a virtual environment.
         executable = getattr(sys, "_base_executable", "") or sys.executable
         self.python = os.path.realpath(executable)
-        self.has_nvidia_wheels = bool(os.environ.get(NVIDIA_WHEELS))
+        self.has_nvidia_wheels = is_set(NVIDIA_WHEELS)
 
     @property
     def cost(self) -> Cost:
