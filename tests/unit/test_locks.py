@@ -175,6 +175,14 @@ FORMS = {
 }
 
 
+def test_a_manifest_that_is_not_utf_8(tmp_path: Path) -> None:
+    file = tmp_path / "pixi.toml"
+    file.write_bytes(b"\xff")
+    with pytest.raises(ForgeError) as error:
+        Manifest.load(file)
+    assert str(error.value) == f"{file} is not UTF-8: invalid start byte at byte 0"
+
+
 def test_a_copy_asks_pypi_for_nothing(tmp_path: Path) -> None:
     """The driver's copy of a manifest requires nothing from PyPI.
 

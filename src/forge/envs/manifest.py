@@ -83,9 +83,9 @@ class Manifest:
             ForgeError: The file is not a manifest, a channel has credentials, or pixi could solve
                 the manifest differently than forge.
         """
+        text = read_text(path)
         try:
-            data = tomllib.loads(read_text(path))
-            return cls._parse(path, data)
+            return cls._parse(path, tomllib.loads(text))
         # tomllib raises TOMLDecodeError, which is a ValueError. It raises another ValueError for a
         # number of 5000 digits, for example.
         except (ValueError, RecursionError) as error:
