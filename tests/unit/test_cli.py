@@ -112,6 +112,16 @@ def test_usage(tmp_path: Path, line: str, environment: dict[str, str], message: 
     assert "variants.yaml" in str(expect_error("plan", FORGE_ROOT=str(tmp_path), FORGE_BASE="host"))
 
 
+def test_an_empty_channel_is_not_the_local_one(tmp_path: Path) -> None:
+    """A shell passes an empty value if the variable in `--channel "$VARIABLE"` is not set."""
+    mini = MiniProject(tmp_path)
+    mini.recipe("alpha")
+    mini.stack("app", "alpha")
+    words = ("lock", "app", "--base", "conda-forge", "--channel", "")
+    error = expect_error(*words, FORGE_ROOT=str(tmp_path), FORGE_NO_PIXI="1")
+    assert str(error) == "the channel's name is empty: give a folder or a URL"
+
+
 def test_the_package_format_is_checked_first(tmp_path: Path) -> None:
     """On conda-forge, all environments are solved before a build begins, which takes minutes."""
     MiniProject(tmp_path).recipe("alpha")

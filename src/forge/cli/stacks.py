@@ -96,12 +96,12 @@ class Stack:
             index = ctx.hostbase.folder / "noarch" / "repodata.json"
             if not index.exists():
                 raise ForgeError("the host base is not made yet: run ./forge build-all --base host")
-        if channel:
-            our_channel = Location(channel).url
-            unbuilt: set[str] = set()
-        else:
+        if channel is None:
             our_channel = ctx.project.output_folder.as_uri()
             unbuilt = self._find_unbuilt()
+        else:
+            our_channel = Location(channel).url
+            unbuilt = set()
         base_channel = ctx.base.channel_url if ctx.hostbase else CONDA_FORGE
         channels = {
             PUBLISHED: our_channel,
@@ -257,7 +257,7 @@ def lock(context: typer.Context, stacks: Names = None, channel: Served = None) -
     ctx: Context = context.obj
     names = stacks or list(_find_stacks(ctx))
     chosen = [Stack(ctx, name) for name in names]
-    if not channel and not ctx.channel.is_indexed():
+    if channel is None and not ctx.channel.is_indexed():
         with ctx.project.lock():
             ctx.channel.reconcile()
     codes = []
