@@ -326,3 +326,19 @@ def test_a_checkout_that_cannot_be_written(tmp_path: Path) -> None:
     assert not done.stdout
     assert done.stderr.splitlines()[-1].startswith(f"forge: cannot write to {tmp_path}/build")
     assert "python3-venv" not in done.stderr
+
+
+def test_ci_builds_on_the_host_base(tmp_path: Path) -> None:
+    """A build of all packages on conda-forge would take more than a day."""
+    # With this user id, .ci/run installs no packages of the system.
+    for name, line in {"forge": 'echo "$1 $FORGE_BASE $FORGE_NO_PIXI"', "id": "echo 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(CHECKOUT / ".ci/run", tmp_path / ".ci")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        [tmp_path / ".ci/run"], env=environment, text=True, capture_output=True, check=True
+    )
+    commands = ("build-all", "lint", "status", "test")
+    assert sorted(done.stdout.splitlines()) == [f"{command} host 1" for command in commands]
