@@ -307,6 +307,16 @@ def test_an_archive_stays_packed_where_its_recipe_says_so(tmp_path: Path, packed
     assert any(folder.glob("*_extracted")) == (not packed)
 
 
+def test_what_cannot_be_read_is_not_added(tmp_path: Path) -> None:
+    """A pipe would block the command, and other errors would keep it from adding later files."""
+    store = SourceCache(Project.at(MiniProject(tmp_path / "project").root))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ForgeError, match="pipe is not a file, but a pipe"):
+        store.add(tmp_path / "pipe", [])
+    with pytest.raises(ForgeError, match="absent cannot be read: No such file"):
+        store.add(tmp_path / "absent", [])
+
+
 def test_a_file_that_no_recipe_names(tmp_path: Path) -> None:
     """If a recipe names another file of the same name, the message has that file's sha256."""
     source_cache = SourceCache(Project(tmp_path, tmp_path / "channel", tmp_path / "build"))

@@ -21,7 +21,7 @@ from packageurl import PackageURL
 
 from forge.conda.scratch import scratch
 from forge.errors import ForgeError, NotAttempted, Refused
-from forge.files import sha256_file, write_text
+from forge.files import require_file, sha256_file, write_text
 from forge.project import Project
 from forge.sources import git
 from forge.sources.archives import ARCHIVES, unpack
@@ -219,9 +219,13 @@ class SourceCache:
             The matching source.
 
         Raises:
-            ForgeError: No source matches the file or the repository.
+            ForgeError: No source matches the file or the repository, or the file cannot be read.
         """
-        sha256 = "" if file.is_dir() else sha256_file(file)
+        require_file(file)
+        try:
+            sha256 = "" if file.is_dir() else sha256_file(file)
+        except OSError as error:
+            raise ForgeError(f"{file} cannot be read: {error.strerror}") from None
         for source in sources:
             if source.commit:
                 if git.has_commit(file, source.commit):
