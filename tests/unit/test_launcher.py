@@ -160,12 +160,13 @@ def test_no_network_is_one_line(unserved: dict[str, str], empty: Path) -> None:
 
 
 # A mock of Python. `-m venv` copies the mock into the environment, and `-m pip` appends the name of
-# the installed list to the file $INSTALLED.
+# the installed list to the file $INSTALLED. Both append $TMPDIR to a file in the environment.
 PYTHON = """\
 #!/bin/sh
 case "$1 $2" in
-"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-"-m pip") for last; do :; done; echo "${last##*/}" >>"$INSTALLED" ;;
+"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "$TMPDIR" >"$3/tmpdirs" ;;
+"-m pip") for last; do :; done; echo "${last##*/}" >>"$INSTALLED"
+    echo "$TMPDIR" >>"${0%/bin/*}/tmpdirs" ;;
 esac
 """
 
@@ -180,11 +181,15 @@ def test_what_builds_and_what_lints_are_two_lists(empty: Path, tmp_path: Path) -
         "PATH": "/usr/bin:/bin",
         "FORGE_PYTHON_BIN": str(python),
         "INSTALLED": str(installed),
+        "TMPDIR": str(tmp_path),
     }
     commands = [("plan", 1), ("build-all", 1), ("lint", 2), ("test", 2), ("plan", 2)]
     for command, count in commands:
         assert launch([command], environment, empty).returncode == 0
         assert installed.read_text().split() == [*LISTS[:count]]
+    # venv and pip put temporary files into the environment, because /tmp may be small.
+    (venv,) = empty.glob("build/venv-*/")
+    assert (venv / "tmpdirs").read_text().splitlines() == [str(venv)] * 3
 
 
 # A mock of Python whose `-m venv` waits until the file $GO exists. Its `-c` runs a real Python.
