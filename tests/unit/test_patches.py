@@ -276,6 +276,16 @@ def test_source_whose_link_leads_out(tmp_path: Path, link: str) -> None:
     assert (tmp_path / "out" / "text").read_text() == TEXT
 
 
+def test_git_is_named_if_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("old\n")
+    patch = tmp_path / "0001-x.patch"
+    patch.write_text("--- a/file\n+++ b/file\n@@ -1 +1 @@\n-old\n+new\n")
+    assert patching.apply(tmp_path, [patch]) == ""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ForgeError, match="git is not installed"):
+        patching.apply(tmp_path, [patch])
+
+
 def test_why_a_patch_does_not_apply(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     source, patch = tmp_path / "tree/text", tmp_path / "a.patch"

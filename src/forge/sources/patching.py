@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 from forge.conda.scratch import cache_folder, scratch
+from forge.errors import ForgeError
 from forge.files import read_text
 from forge.sources import git
 
@@ -60,7 +61,7 @@ def apply(tree: Path, files: list[Path]) -> str:
         patches apply.
 
     Raises:
-        ForgeError: A patch cannot be read as text.
+        ForgeError: A patch cannot be read as text, or git is not installed.
     """
     root = os.path.realpath(tree)
     with scratch(cache_folder()) as folder:
@@ -98,11 +99,18 @@ def _apply_all(folder: Path, files: list[Path]) -> str:
 
 
 def _git_apply(folder: Path, patch: Path) -> str:
-    """Apply a patch to a folder. Return the reason if it does not apply, or an empty string."""
+    """Apply a patch to a folder. Return the reason if it does not apply, or an empty string.
+
+    Raises:
+        ForgeError: git is not installed.
+    """
     # The folder may be inside a repository. GIT_CEILING_DIRECTORIES keeps git from using it.
     environment = git.environment() | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     command = ["git", "-C", str(folder), "apply", "-p1", str(patch)]
-    done = subprocess.run(command, text=True, capture_output=True, env=environment)
+    try:
+        done = subprocess.run(command, text=True, capture_output=True, env=environment)
+    except FileNotFoundError:
+        raise ForgeError("git is not installed: install it, to apply patches") from None
     if not done.returncode:
         return ""
     reverse = [*command, "--reverse", "--check"]
