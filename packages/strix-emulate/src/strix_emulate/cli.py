@@ -2,6 +2,7 @@
 """Command line: strix-emulate run | stats | disassemble | device. See EXIT_STATUS."""
 
 import json
+import math
 import os
 import sys
 from importlib.metadata import version
@@ -37,6 +38,15 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 console = Console()
+
+
+def _refuse_nan(value: float | None) -> float | None:
+    """Return the value of an option. Before version 0.29, typer takes nan as within all bounds."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
+
+
 File = Annotated[
     Path,
     typer.Argument(
@@ -52,6 +62,7 @@ Seconds = Annotated[
     typer.Option(
         min=1,
         max=604800,
+        callback=_refuse_nan,
         help="Seconds after which a launch counts as hung. Default: 1800.",
     ),
 ]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Run checks from the command line: options, progress, the record's file and the exit status."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,13 @@ class DeviceName(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
+
+
+def refuse_nan(value: float) -> float:
+    """Return the value of an option. Before version 0.29, typer takes nan as within all bounds."""
+    if math.isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
 
 
 # The options of commands that run checks; each command has its own defaults.
@@ -138,6 +146,7 @@ ModelGibOption = Annotated[
     typer.Option(
         min=0,
         max=4096,
+        callback=refuse_nan,
         help="Print vLLM's flags for a model whose weights have this size in GiB.",
     ),
 ]

@@ -36,6 +36,7 @@ from strix_validate.terminal import (
     DeviceName,
     JsonOption,
     exit_with_status,
+    refuse_nan,
 )
 
 WORKER = "strix_validate.soak.worker"
@@ -299,7 +300,12 @@ def _open_files(folder: Path, story: Story) -> SoakRecord:
 def soak(
     minutes: Annotated[
         float,
-        typer.Option(min=0.1, max=1440, help="How long the loads prepare and run."),
+        typer.Option(
+            min=0.1,
+            max=1440,
+            callback=refuse_nan,
+            help="How long the loads prepare and run.",
+        ),
     ] = 60,
     evidence: Annotated[
         Path,
@@ -315,6 +321,7 @@ def soak(
             metavar="SECONDS",
             min=5,
             max=86400,
+            callback=refuse_nan,
             help="A load hangs if it makes no progress for this long; before the first turn, at "
             "least 600 seconds are allowed.",
         ),

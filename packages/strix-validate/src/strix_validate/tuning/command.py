@@ -17,7 +17,7 @@ from rich.console import Console
 from strix_validate import TARGET
 from strix_validate.checks import CannotRun, is_named
 from strix_validate.doctor import host
-from strix_validate.terminal import VllmOption
+from strix_validate.terminal import VllmOption, refuse_nan
 from strix_validate.tuning import record
 from strix_validate.tuning.record import Tuned, TuneRecord
 from strix_validate.tuning.session import Print, Refused, Sensors, Session
@@ -281,7 +281,12 @@ def tune(  # noqa: PLR0913 (options of a command)
     ] = _FOLDER,
     minutes: Annotated[
         float,
-        typer.Option(min=0, max=1440, help="Begin no further kernel after this many minutes."),
+        typer.Option(
+            min=0,
+            max=1440,
+            callback=refuse_nan,
+            help="Begin no further kernel after this many minutes.",
+        ),
     ] = 20,
     most: Annotated[
         int,
