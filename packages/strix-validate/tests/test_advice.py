@@ -168,9 +168,10 @@ def test_a_format_that_is_taken_has_a_kernel(form: str) -> None:
 
 
 def test_threads_that_were_right() -> None:
-    """`models` accepts models that start in vLLM, according to these issues:
+    """`models` accepts models that start in vLLM.
 
-    vllm#57712, vllm#49141, kyuz0/amd-strix-halo-toolboxes#41, lemonade#2368.
+    Users started them in vllm#57712, vllm#49141 and kyuz0/amd-strix-halo-toolboxes#41. In
+    lemonade#2368, vLLM 0.20 refuses AWQ with bfloat16, which vLLM 0.33 supports.
     """
     gemma = answer.answer(THREADS["Gemma-3-27B-QAT-W4A16"], None, None)
     assert "RDNAHybridW4A16LinearKernel" in gemma.parts["linear"]

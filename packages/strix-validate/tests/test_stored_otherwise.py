@@ -224,8 +224,6 @@ PARAMS = {
     "hidden_dim": 32768,
     "n_heads": 32,
     "n_kv_heads": 8,
-    "rope_theta": 1e9,
-    "norm_eps": 1e-05,
     "vocab_size": 131072,
     "max_position_embeddings": 131072,
     "vision_encoder": {
@@ -233,7 +231,6 @@ PARAMS = {
         "num_hidden_layers": 24,
         "intermediate_size": 4096,
         "num_attention_heads": 16,
-        "patch_size": 14,
     },
 }
 

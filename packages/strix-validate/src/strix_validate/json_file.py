@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Read small files of unknown origin: a model's JSON, a record, a file in a copy of a machine."""
+"""Read small files of unknown origin, such as a model's JSON or the record of an earlier run."""
 
 import errno
 import json

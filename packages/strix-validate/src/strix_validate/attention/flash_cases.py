@@ -813,7 +813,7 @@ CASES = (
             head_dim=96,
             batch=2,
         ),
-        "padding of the head dim that is written to the cache, or reaches the result",
+        "padding of the head dim to 128, written to the cache or used for the result",
         half_only=True,
     ),
     FlashCase(

@@ -92,7 +92,11 @@ class Interpreter:
     base: Path
 
     def find_distributions(self, name: str) -> list[Distribution]:
-        """Return the Python distributions of a name. Python loads the first of them."""
+        """Return the Python distributions of a name, in the order in which Python searches.
+
+        If one distribution was installed over another in the same folder, both are returned, in
+        the order of their names.
+        """
         distributions: list[Distribution] = []
         for place in self.places:
             distributions += _read_distributions(place, name)

@@ -103,7 +103,8 @@ def _check_factors(kind: str, dtype: torch.dtype, options: RunOptions) -> dict:
         require(
             error <= _FACTOR,
             f"round {turn}, {batch} matrices of {rows} rows: a product of factors differs from its "
-            f"matrix by {error:.3g} units of rounding, {_FACTOR} are allowed",
+            f"matrix by {error:.3g} times rows * eps * its largest element, {_FACTOR} times are "
+            "allowed",
         )
         largest_error = max(largest_error, error)
     return {"units": largest_error, "rounds": rounds}

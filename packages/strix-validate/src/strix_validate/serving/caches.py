@@ -186,7 +186,7 @@ def _take_turns(server: Endpoint, pages: Pages, length: int, block: int) -> list
     """Return the answers of two conversations, each of which has two turns.
 
     Each answer of a first turn crosses the end of a block, so the block's state is stored while the
-    answer is decoded. The second turn continues from this state.
+    answer is decoded. The second turn continues from this state, and is requested twice.
 
     Args:
         server: The server.

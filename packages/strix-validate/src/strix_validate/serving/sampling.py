@@ -207,7 +207,7 @@ def _list_next(server: Endpoint, prompt: list[int]) -> dict[int, float]:
         except Refused:
             continue
         return {token: math.exp(value) for token, value in scored.listed[0].items()}
-    raise CannotRun("the server lists no log probabilities of several tokens")
+    raise CannotRun("the server refuses to list the log probabilities of the likeliest tokens")
 
 
 def _draw(

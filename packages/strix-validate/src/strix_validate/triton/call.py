@@ -2,8 +2,8 @@
 """Calls of libraries whose Triton kernels are compiled, interpreted or executed.
 
 A call is one use of a library's Python function, with its tensors. It can be pickled, sent to a
-child process, and made there on any device. :mod:`strix_validate.triton.cases` defines the calls
-that are checked, and the results that they must return.
+child process, and made there on any device. A :class:`strix_validate.triton.cases.Case` is a call
+that is checked, with the results that it must return.
 """
 
 import importlib.util
