@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Some unit tests and a build work with the versions of the bindings in pixi.lock.
+"""Some unit tests and a build work with the versions of the bindings and typer in pixi.lock.
 
 The versions in pixi.lock are older than the versions in requirements.txt, with which the other
 tests run, unless pixi runs them. pyproject.toml explains why both are supported.
@@ -34,8 +34,10 @@ TYPER = [
 ]
 # Unit tests that call the bindings in their own process: they render recipes, plan, solve, publish,
 # verify, write indexes, fill the cache, and read packages, locks and servers. Other tests call the
-# bindings only through the same functions of the driver.
+# bindings only through the same functions of the driver. The first test parses all documented
+# command lines with typer.
 UNIT_TESTS = (
+    "test_documented.py",
     "test_publish.py",
     "test_local_channel.py",
     "test_locks.py",
@@ -52,16 +54,16 @@ SELECTED = "not test_recipes or test_renders"
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """The environment variables of a process that imports the bindings of pixi.lock."""
-    if {name: metadata.version(name) for name in bindings.BINDINGS} == bindings.locked():
-        pytest.skip("all tests of this run have the bindings of pixi.lock")
+    """The environment variables of a process that imports the versions of pixi.lock."""
+    if {name: metadata.version(name) for name in bindings.PACKAGES} == bindings.locked():
+        pytest.skip("all tests of this run have the versions of pixi.lock")
     return bindings.in_front(bindings.install())
 
 
 def test_versions(environment: dict[str, str]) -> None:
     """The environment has the versions that pixi.lock names."""
     code = "from importlib.metadata import version as v; "
-    code += "print(v('py-rattler'), v('py-rattler-build'))"
+    code += "print(v('py-rattler'), v('py-rattler-build'), v('typer'))"
     output = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
     assert output.split() == list(bindings.locked().values())
 

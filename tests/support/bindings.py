@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Install py-rattler and py-rattler-build, the bindings, in the versions of pixi.lock."""
+"""Install the bindings (py-rattler and py-rattler-build) and typer in the versions of pixi.lock."""
 
 import os
 import re
@@ -16,17 +16,17 @@ from support.project import CHECKOUT
 # py-rattler 0.26 introduced a type for build strings.
 BuildString: Any = getattr(rattler, "BuildString", str)
 
-BINDINGS = ("py-rattler", "py-rattler-build")
+PACKAGES = ("py-rattler", "py-rattler-build", "typer")
 UNREACHABLE = "Could not find a version|No matching distribution|Connection|Temporary failure"
 
 
 def locked() -> dict[str, str]:
-    """Return the version of each binding in pixi.lock's environment for the driver."""
+    """Return the version of each of PACKAGES in pixi.lock's environment for the driver."""
     lock = yaml.load((CHECKOUT / "pixi.lock").read_text(), yaml.CSafeLoader)
     versions = {}
     for package in lock["environments"]["default"]["packages"]["linux-64"]:
         name, version, _ = package["conda"].rpartition("/")[2].rsplit("-", 2)
-        if name in BINDINGS:
+        if name in PACKAGES:
             versions[name] = version
     return versions
 
@@ -38,7 +38,7 @@ def install() -> Path:
     """
     versions = locked()
     requirements = [f"{name}=={version}" for name, version in versions.items()]
-    folder = CHECKOUT / "build" / "-".join(["bindings", *versions.values()])
+    folder = CHECKOUT / "build" / "-".join(["locked", *versions.values()])
     if not (folder / ".complete").exists():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         options = ["--no-deps", "--only-binary", ":all:", "--upgrade"]

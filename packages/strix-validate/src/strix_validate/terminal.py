@@ -100,7 +100,11 @@ VllmOption = Annotated[
 ]
 UrlOption = Annotated[
     str,
-    typer.Option(metavar="URL", help="Check this running vLLM server; serve then needs no torch."),
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Check this running vLLM server; serve then needs no torch.",
+    ),
 ]
 ModelOption = Annotated[
     str,
