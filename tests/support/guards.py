@@ -289,13 +289,13 @@ GUARDS = [
         PACKAGE,
         "            if top in INSTALLERS:\n",
         "            if False:\n",
-        f"{T_PLACES}::test_installed_by_us",
+        f"{T_PLACES}::test_installed_by_us[record, one package]",
     ),
     Guard(
         PACKAGE,
         "                if self.select_coinstalled(landings, landing):\n",
         "                if False:\n",
-        f"{T_PLACES}::test_installed_by_us",
+        f"{T_PLACES}::test_installed_by_us[script over a file]",
     ),
     Guard(
         PACKAGE,
@@ -307,7 +307,7 @@ GUARDS = [
         CACHE,
         "    require_confined([package.places for package in packages], python)\n",
         "",
-        f"{T_PLACES}::test_installed_by_us",
+        f"{T_PLACES}::test_installed_by_us[script absolute, two packages]",
     ),
     # Guards against packages that must not be published.
     Guard(
