@@ -311,7 +311,7 @@ def in_child(task: str, folder: Path, *arguments: str) -> dict:
             end of its log.
     """
     search_path = os.pathsep.join(filter(None, sys.path))
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-P",  # otherwise, libraries would be imported from the current folder
         "-m",
