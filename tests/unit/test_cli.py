@@ -122,6 +122,16 @@ def test_an_empty_channel_is_not_the_local_one(tmp_path: Path) -> None:
     assert str(error) == "the channel's name is empty: give a folder or a URL"
 
 
+def test_a_lock_is_for_one_python(tmp_path: Path) -> None:
+    mini = MiniProject(tmp_path)
+    mini.recipe("alpha")
+    mini.stack("app", "alpha")
+    words = ["lock", "app", "--base", "conda-forge", "--channel", str(mini.root / "channel")]
+    words += ["--variant", "python=3.12", "--variant", "python=3.13"]
+    error = expect_error(*words, FORGE_ROOT=str(tmp_path), FORGE_NO_PIXI="1")
+    assert str(error) == "a lock is for one Python: give --variant python=VERSION once"
+
+
 def test_the_package_format_is_checked_first(tmp_path: Path) -> None:
     """On conda-forge, all environments are solved before a build begins, which takes minutes."""
     MiniProject(tmp_path).recipe("alpha")

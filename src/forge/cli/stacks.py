@@ -108,8 +108,10 @@ class Stack:
             "conda-forge": base_channel,
             CONDA_FORGE: base_channel,
         }
-        python = ctx.base.overrides.get("python", [""])[0]
-        text = self.manifest.localize(channels, unbuilt, python)
+        pythons = ctx.base.overrides.get("python", [""])
+        if len(pythons) > 1:
+            raise ForgeError("a lock is for one Python: give --variant python=VERSION once")
+        text = self.manifest.localize(channels, unbuilt, pythons[0])
         text = text.replace(GPU, self._find_gpu())
         write_text(self.copy.folder / "pixi.toml", text)
         for path in self.manifest.path.parent.iterdir():
