@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from support.bindings import BINDINGS, locked
+from support.bindings import PACKAGES, locked
 from support.project import CHECKOUT
 
 from forge.dependencies import (
@@ -104,14 +104,14 @@ def test_requirements_lock_what_pyproject_has() -> None:
         assert "index" not in text.replace("indexes", "")
 
 
-def test_pixi_lock_has_a_version_of_each_binding() -> None:
-    """pixi.lock has a version of each binding, and pyproject.toml allows this version.
+def test_pixi_lock_has_a_version_of_each_package() -> None:
+    """pixi.lock has a version of the bindings and of typer, and pyproject.toml allows it.
 
     test_locked_bindings.py runs tests with these versions.
     """
     requirements = declared()
     versions = locked()
-    assert set(versions) == set(BINDINGS)
+    assert set(versions) == set(PACKAGES)
     for name, version in versions.items():
         assert requirements[name].specifier.contains(version)
 

@@ -10,7 +10,7 @@ from support.project import CHECKOUT
 TESTS = {path.name: path.read_text() for path in CHECKOUT.glob("tests/*/test_*.py")}
 NAMED = re.compile(r"`(test_\w+\.py)::(\w+)`")
 # The tests that fail without a guard of support/guards.py: (file, name).
-GUARDED = {tuple(guard.test.rpartition("/")[2].split("::")) for guard in GUARDS}
+GUARDED = {tuple(re.findall(r"test_\w+(?:\.py)?", guard.test)) for guard in GUARDS}
 # Tests of promises that hold by the structure of the code. No single guard could be removed.
 STRUCTURAL = {
     ("test_slow_servers.py", "test_each_request_ends"),

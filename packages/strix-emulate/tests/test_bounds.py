@@ -73,8 +73,7 @@ def dynamic_segments(file: File) -> None:
 
 
 def many_sections(file: File) -> None:
-    """Declare many sections whose headers are at the same place."""
-    file.set(58, "<H", 0)
+    """Declare more sections than the file has."""
     file.set(60, "<H", 0xFF00)
 
 
