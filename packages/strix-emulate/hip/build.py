@@ -50,22 +50,28 @@ _ABSENT = {
 def states() -> dict[str, str]:
     """Return the state of each entry point that hip.map exports, according to the C sources."""
     exported = re.findall(r"^    (\w+);$", (HERE / "hip.map").read_text(), re.M)
-    found = {name: "absent" if name in _ABSENT else "refused" for name in exported}
+    state_by_name = {name: "absent" if name in _ABSENT else "refused" for name in exported}
     for source in sorted(HERE.glob("*.c")):
         for kind, name in _DEFINED.findall(source.read_text()):
-            found[name] = "hint" if kind == "HINT" else "served"
-    return found | {name: found[plain] for name, plain in _per_thread(found).items()}
+            state_by_name[name] = "hint" if kind == "HINT" else "served"
+    for name, plain in _per_thread(state_by_name).items():
+        state_by_name[name] = state_by_name[plain]
+    return state_by_name
 
 
-def _per_thread(found: dict[str, str]) -> dict[str, str]:
+def _per_thread(state_by_name: dict[str, str]) -> dict[str, str]:
     """Return the aliases, each with the name of the entry point that it stands for.
 
     Names that end in `_spt` are for programs in which each thread has a default stream of its own.
     This makes no difference here, because no stream waits for another. So a name with `_spt` is an
     alias of the same name without `_spt`, if the state of the latter is `served` or `hint`.
     """
-    pairs = {name: name.removesuffix("_spt") for name in found if name.endswith("_spt")}
-    return {name: plain for name, plain in pairs.items() if found.get(plain) in ("served", "hint")}
+    aliases = {}
+    for name in state_by_name:
+        plain = name.removesuffix("_spt")
+        if plain != name and state_by_name.get(plain) in ("served", "hint"):
+            aliases[name] = plain
+    return aliases
 
 
 def table() -> str:
@@ -73,7 +79,7 @@ def table() -> str:
 
     For the state `served`, the names are left out.
     """
-    found = states()
+    state_by_name = states()
     lines = [
         "# Entry points of the stand-in libamdhip64.so.7",
         "",
@@ -81,7 +87,7 @@ def table() -> str:
         "",
     ]
     for state, meaning in _STATES.items():
-        names = sorted(name for name in found if found[name] == state)
+        names = sorted(name for name in state_by_name if state_by_name[name] == state)
         lines += [f"## {state}: {len(names)}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
         if state != "served":
             text = " ".join(f"`{name}`" for name in names)
@@ -177,13 +183,16 @@ def build(folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument(
+    outputs = parser.add_mutually_exclusive_group(required=True)
+    outputs.add_argument(
         "folder", type=Path, nargs="?", help="folder for the library and its link libamdhip64.so"
     )
-    wanted.add_argument("--table", action="store_true", help="print ENTRY_POINTS.md")
+    outputs.add_argument("--table", action="store_true", help="print ENTRY_POINTS.md")
     options = parser.parse_args()
-    print(table(), end="") if options.table else print(build(options.folder))
+    if options.table:
+        print(table(), end="")
+    else:
+        print(build(options.folder))
 
 
 if __name__ == "__main__":
