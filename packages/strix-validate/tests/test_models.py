@@ -618,7 +618,15 @@ BAD: dict[str, tuple[str | dict, str]] = {
     "a word": ({"num_hidden_layers": "many"}, "dimension"),
     "a pattern of names that is malformed": (
         {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"-:(": {}}}},
-        "a pattern of modules is malformed",
+        "quantization_config cannot be read: missing )",
+    ),
+    "excluded modules in a number": (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "ignore": 5}},
+        "quantization_config cannot be read",
+    ),
+    "a list of rules": (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": ["-:mlp"]}},
+        "quantization_config cannot be read",
     ),
     "not a format": ({"quantization_config": "awq"}, "quantization_config is not an object"),
     "bits in words": (

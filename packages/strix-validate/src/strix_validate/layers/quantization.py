@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from strix_validate.layers.defaults import NoModel
+
 #: The modules that stand for a part of a layer, by their names in checkpoints.
 _MODULES = {
     "attention": ("self_attn.o_proj", "attn.o_proj", "attention.o_proj", "mixer.o_proj"),
@@ -59,7 +61,7 @@ class LayerQuantization:
         """Read the exceptions in a quantization_config; an empty one is a model in 16 bits.
 
         Raises:
-            ValueError: A pattern of module names is malformed.
+            NoModel: A value has a wrong type, or a pattern of module names is malformed.
         """
         self._quantization = quantization
         #: Names of excluded modules, from the number of the layer on.
@@ -71,18 +73,24 @@ class LayerQuantization:
         #: Patterns of names in `dynamic`, with the values that replace those of the
         #: quantization_config. None excludes the modules.
         self._rules: list[tuple[re.Pattern, Mapping | None]] = []
-        for key in _LISTS:
-            for name in quantization.get(key) or ():
-                self._add_name(str(name))
-        for pattern, changes in (quantization.get("dynamic") or {}).items():
-            excludes = pattern.startswith("-:")
-            compiled = _compile(pattern.removeprefix("-:").removeprefix("+:"))
-            self._rules.append((compiled, None if excludes else dict(changes)))
+        try:
+            self._read_exceptions()
+        except (AttributeError, TypeError, re.error) as error:
+            raise NoModel(f"quantization_config cannot be read: {error!s:.100}") from error
         self.has_exceptions = bool(self._in_layers or self._in_all or self._patterns or self._rules)
+
+    def _read_exceptions(self) -> None:
+        for key in _LISTS:
+            for name in self._quantization.get(key) or ():
+                self._add_name(str(name))
+        for pattern, changes in (self._quantization.get("dynamic") or {}).items():
+            excludes = pattern.startswith("-:")
+            compiled = re.compile(pattern.removeprefix("-:").removeprefix("+:"))
+            self._rules.append((compiled, None if excludes else dict(changes)))
 
     def _add_name(self, name: str) -> None:
         if name.startswith("re:"):
-            self._patterns.append(_compile(name.removeprefix("re:")))
+            self._patterns.append(re.compile(name.removeprefix("re:")))
             return
         if "layers." not in name:
             self._in_all.append(name.strip("."))
@@ -135,15 +143,3 @@ class LayerQuantization:
 
 def _matches(pattern: re.Pattern, name: str) -> bool:
     return any(pattern.match(f"{prefix}{name}") for prefix in _PREFIXES)
-
-
-def _compile(pattern: str) -> re.Pattern:
-    """Compile a pattern.
-
-    Raises:
-        ValueError: The pattern is malformed.
-    """
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"a pattern of modules is malformed: {pattern!a:.60}") from error
